@@ -1,0 +1,439 @@
+"""Models in the Hugging Face layout, from the hub, its cache, or a folder.
+
+Weights are read from the safetensors files by the names that they have on the hub, and become
+canonical names by the tables in `families/*.json`. A table also lists every weight its family
+has, so a checkpoint with one too few or one too many is refused and never half understood.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anytimecl.backbone import Backbone, ModelCard, preprocess
+from anytimecl.backbone.spec import Preprocess, Spec, TailSpec
+from anytimecl.backbone.text import HubText, LabelCache
+from anytimecl.backbone.trunk import TorchTrunk
+from anytimecl.errors import ModelError
+
+Activation = Literal["quick_gelu", "gelu", "gelu_tanh", "silu"]
+_ACTIVATIONS: dict[str, Activation] = {
+    "quick_gelu": "quick_gelu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+_BLOCK = [
+    f"{module}.{part}"
+    for module in (
+        "layer_norm1", "layer_norm2", "mlp.fc1", "mlp.fc2", "self_attn.q_proj",
+        "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj",
+    )
+    for part in ("weight", "bias")
+]  # fmt: skip
+_TOKENIZER_FILES = [
+    "added_tokens.json", "merges.txt", "special_tokens_map.json", "spiece.model",
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json",
+]  # fmt: skip
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_FETCHED = [
+    "config.json", "preprocessor_config.json", "processor_config.json",
+    _WEIGHTS, _INDEX, "model-*-of-*.safetensors", *_TOKENIZER_FILES,
+]  # fmt: skip
+
+
+def load(card: ModelCard, tail_blocks: int, device: str) -> Backbone:
+    """The model that a card points to; its last `tail_blocks` blocks become the tail."""
+    name = card.source
+    folder = Path(name) if Path(name).is_dir() else fetch(name)
+    family, config = _family(name, folder)
+    prep = _preprocess(name, folder, family, config)
+    vision = _vision(name, family, config, tail_blocks)
+    files = _weight_files(name, folder)
+    found = _named(name, family, vision.last + 1, files)
+    trunk, tail, logits = _weights(name, family, vision, prep, found)
+    grid = trunk["positions"].shape[0]
+    spec = Spec(
+        name=name,
+        family=family["family"],
+        preprocess=prep,
+        tail=vision,
+        tokens=grid + (len(trunk["prefix"][0]) if "prefix" in trunk else 0),
+        dim=len(tail.get("visual_projection.weight", range(vision.width))),
+        # A model of images only has no scale of its own; what is put on top of it brings one.
+        logit_scale=math.exp(logits["logit_scale"]) if "logit_scale" in logits else 1.0,
+        # SigLIP's. It adds the same to every candidate, so a softmax over candidates drops it; it
+        # is kept for whoever wants the model's own sigmoid.
+        logit_bias=logits.get("logit_bias", 0.0),
+        weights=_digest(folder, files),
+    )
+    return Backbone(
+        spec=spec,
+        trunk=TorchTrunk({name: value.to(device) for name, value in trunk.items()}, vision),
+        tail={name: value.to(device) for name, value in tail.items()},
+        text=_text(name, folder, family, config, spec.dim, device),
+        templates=card.templates or tuple(family["templates"]),
+        label_cache=LabelCache.of_user(),
+    )
+
+
+# ------------------------------------------------------------------ what the configuration says
+
+
+def _family(name: str, folder: Path) -> tuple[dict[str, Any], Any]:
+    """The table of the model's family, and its configuration with all defaults filled in."""
+    config = _read_json(name, folder / "config.json")
+    if config is None:
+        raise ModelError(f"{name} is not a model folder: it has no config.json.")
+    tables = {}
+    for entry in (resources.files(__package__) / "families").iterdir():
+        if entry.name.endswith(".json"):
+            table: dict[str, Any] = json.loads(entry.read_text(encoding="utf-8"))
+            tables[table["model_type"]] = table
+    kind = config.get("model_type")
+    if kind not in tables:
+        also = (
+            " SigLIP 2 also comes at one fixed resolution (siglip2-...-224 and the like, not "
+            "naflex); those load."
+            if kind == "siglip2"
+            else ""
+        )
+        raise ModelError(
+            f"{name} is of type {kind!r}, which anytimecl cannot load. It loads "
+            f"{', '.join(sorted(tables))}.{also}"
+        )
+    with _quiet():
+        from transformers import AutoConfig
+
+        try:
+            # A hub file often says only what differs from the defaults, which transformers knows.
+            return tables[kind], AutoConfig.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ModelError(f"The config.json of {name} cannot be used: {error}") from error
+
+
+def _vision(name: str, family: Mapping[str, Any], config: Any, tail_blocks: int) -> TailSpec:
+    """The shape of the blocks; anything unusual is refused."""
+    vision = _part(family, config)
+    for key, value in family["require"].items():
+        if getattr(vision, key, value) != value:
+            raise _unusual(name, key, getattr(vision, key), value)
+    swiglu = bool(getattr(vision, "use_swiglu_ffn", False))
+    activation: Activation | None = "silu" if swiglu else _ACTIVATIONS.get(vision.hidden_act)
+    if activation is None:
+        raise _unusual(name, "hidden_act", vision.hidden_act, " or ".join(_ACTIVATIONS))
+    for key in ("image_size", "patch_size"):
+        if not isinstance(getattr(vision, key), int):
+            raise _unusual(name, key, getattr(vision, key), "one whole number")
+    if vision.hidden_size % vision.num_attention_heads:
+        raise _unusual(name, "num_attention_heads", vision.num_attention_heads, "a divisor")
+    blocks = vision.num_hidden_layers
+    if tail_blocks > blocks:
+        raise ModelError(f"{name} has {blocks} blocks; its tail cannot have {tail_blocks}.")
+    return TailSpec(
+        first=blocks - tail_blocks,
+        blocks=tail_blocks,
+        width=vision.hidden_size,
+        heads=vision.num_attention_heads,
+        activation=activation,
+        norm_eps=vision.layer_norm_eps,
+        pool=family["pool"],
+        mlp="swiglu" if swiglu else "plain",
+    )
+
+
+def _preprocess(name: str, folder: Path, family: Mapping[str, Any], config: Any) -> Preprocess:
+    """From the model's own file; what that leaves out, or its absence, by the family's table.
+
+    The tables hold what the family was published with. There, "image_size" is the model's own.
+    """
+    own = _read_json(name, folder / "preprocessor_config.json")
+    if own is None:  # where newer versions of transformers put it
+        own = (_read_json(name, folder / "processor_config.json") or {}).get("image_processor", {})
+    side = _part(family, config).image_size
+    table = json.loads(json.dumps(family["preprocessor"]).replace('"image_size"', json.dumps(side)))
+    prep = preprocess.from_config({**table, **own}, name)
+    if family["positions"] == "fixed" and (prep.height, prep.width) != (side, side):
+        raise ModelError(
+            f"{name} was made for images of {side} by {side} pixels, but its preprocessing "
+            f"gives {prep.height} by {prep.width}."
+        )
+    return prep
+
+
+def _part(family: Mapping[str, Any], config: Any) -> Any:
+    return config if family["vision"] is None else getattr(config, family["vision"])
+
+
+def _unusual(name: str, key: str, value: object, usual: object) -> ModelError:
+    return ModelError(
+        f"{name} is unusual and would not be right here: {key} is {value!r}, not {usual}."
+    )
+
+
+# ------------------------------------------------------------------------------------- weights
+
+
+def _weight_files(name: str, folder: Path) -> list[Path]:
+    index = _read_json(name, folder / _INDEX)
+    names = sorted(set(index["weight_map"].values())) if index else [_WEIGHTS]
+    files = [folder / Path(file).name for file in names]  # .name: an index cannot point elsewhere
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ModelError(
+            f"{name} has no {', '.join(missing)}. Only safetensors weights are read, since other "
+            "formats can run code; convert the model with save_pretrained of transformers."
+        )
+    return files
+
+
+def _named(
+    name: str, family: Mapping[str, Any], blocks: int, files: list[Path]
+) -> dict[str, tuple[Path, str]]:
+    """Where each canonical weight is: its file, and its name in it."""
+    found: dict[str, tuple[Path, str]] = {}
+    for file in files:
+        try:
+            with safetensors.safe_open(file, framework="pt") as weights:
+                hub_names = list(weights.keys())
+        except (OSError, safetensors.SafetensorError) as error:
+            raise ModelError(f"{file.name} of {name} is damaged: {error}") from error
+        for hub_name in hub_names:
+            if not any(re.search(pattern, hub_name) for pattern in family["ignore"]):
+                canonical = hub_name
+                for pattern, replacement in family["rename"]:
+                    canonical = re.sub(pattern, replacement, canonical)
+                found[canonical] = file, hub_name
+    expected = {*family["trunk"], *family["head"], *family["logits"]}
+    for index in range(blocks):
+        expected.update(f"layers.{index}.{part}" for part in (*_BLOCK, *family["scales"]))
+    if expected != set(found):
+        lacks, extra = sorted(expected - set(found)), sorted(set(found) - expected)
+        raise ModelError(
+            f"The weights of {name} are not those of its configuration."
+            + (f" Missing: {_some(lacks)}." if lacks else "")
+            + (f" Not understood: {_some(extra)}." if extra else "")
+        )
+    return found
+
+
+def _weights(
+    name: str,
+    family: Mapping[str, Any],
+    spec: TailSpec,
+    prep: Preprocess,
+    found: Mapping[str, tuple[Path, str]],
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, float]]:
+    """The trunk's, the tail's, and the numbers of the logits."""
+    raw = {canonical: _read(name, *place) for canonical, place in found.items()}
+    logits = {key: float(raw.pop(key)) for key in family["logits"]}
+    patch = raw["patch_embedding.weight"].shape[-1]
+    grid = prep.height // patch, prep.width // patch
+    positions = raw.pop("positions").reshape(-1, spec.width)
+    trunk: dict[str, Tensor] = {}
+    if "class" in raw:
+        prefix = raw.pop("class").reshape(1, spec.width) + positions[:1]
+        positions = positions[1:]
+        if "registers" in raw:
+            prefix = torch.cat([prefix, raw.pop("registers").reshape(-1, spec.width)])
+        trunk["prefix"] = prefix.unsqueeze(0)  # [1, prefix, width]
+    trunk["positions"] = _fit(name, positions, grid, family["positions"])  # [patch, width]
+    tail: dict[str, Tensor] = {}
+    for key, value in raw.items():
+        layer = re.match(r"layers\.(\d+)\.", key)
+        in_tail = int(layer[1]) >= spec.first if layer else key in family["head"]
+        (tail if in_tail else trunk)[key] = value
+    if "head.probe" in tail:
+        tail["head.probe"] = tail["head.probe"].reshape(1, spec.width)
+        for part in ("weight", "bias"):  # torch packs the three projections into one
+            packed = tail.pop(f"head.attention.in_proj_{part}")
+            for letter, value in zip("qkv", packed.chunk(3), strict=True):
+                tail[f"head.attention.{letter}_proj.{part}"] = value.contiguous()
+    return trunk, tail, logits
+
+
+def _read(name: str, file: Path, hub_name: str) -> Tensor:
+    with safetensors.safe_open(file, framework="pt") as weights:
+        value: Tensor = weights.get_tensor(hub_name)
+    if not value.is_floating_point():
+        raise ModelError(f"{name} is quantised: {hub_name} is {value.dtype}. Use the float model.")
+    # A clone where it is float32 already: safetensors maps the file, and a file may be replaced.
+    return value.to(torch.float32, copy=True)
+
+
+def _fit(name: str, positions: Tensor, grid: tuple[int, int], how: str) -> Tensor:
+    """Positions [patch, width] for the grid that the preprocessing gives."""
+    side = math.isqrt(len(positions))
+    if grid == (side, side) and side * side == len(positions):
+        return positions
+    if how == "fixed" or side * side != len(positions):
+        raise ModelError(
+            f"{name} has positions for {len(positions)} patches, and images have "
+            f"{grid[0]} by {grid[1]}."
+        )
+    square = positions.reshape(1, side, side, -1).permute(0, 3, 1, 2)
+    fitted = F.interpolate(square, size=grid, mode="bicubic", antialias=how == "bicubic_antialias")
+    return fitted.permute(0, 2, 3, 1).reshape(grid[0] * grid[1], -1).contiguous()
+
+
+def _digest(folder: Path, weight_files: list[Path]) -> str:
+    """Of everything that images or labels pass through: all weights, and the tokeniser."""
+    digest = hashlib.sha256()
+    tokenizer = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
+    for file in (*weight_files, *tokenizer):
+        with file.open("rb") as stream:
+            content = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest.update(f"{file.name} {content}\n".encode())
+    return digest.hexdigest()
+
+
+# ---------------------------------------------------------------------------------------- text
+
+
+def _text(
+    name: str, folder: Path, family: Mapping[str, Any], config: Any, dim: int, device: str
+) -> HubText | None:
+    table = family["text"]
+    if table is None:
+        return None
+    if not any((folder / file).is_file() for file in _VOCABULARIES):
+        raise ModelError(f"{name} has no tokeniser: none of {', '.join(_VOCABULARIES)}.")
+    with _quiet():
+        import transformers
+
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            tower, report = getattr(transformers, table["tower"]).from_pretrained(
+                folder,
+                local_files_only=True,
+                use_safetensors=True,  # other formats can run code
+                dtype=torch.float32,
+                attn_implementation="sdpa",
+                output_loading_info=True,
+            )
+        except ImportError as error:
+            raise ModelError(f"The tokeniser of {name} needs another package: {error}") from error
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise ModelError(f"The text side of {name} cannot be loaded: {error}") from error
+    if report["missing_keys"] or report["mismatched_keys"]:
+        absent = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
+        raise ModelError(f"The text side of {name} is incomplete: {_some(absent)}.")
+    text = HubText(
+        tower.eval().requires_grad_(False).to(device),
+        tokenizer,
+        output=table["output"],
+        length=config.text_config.max_position_embeddings,
+        pad=table["pad"],
+        mask=table["mask"],
+        lower=table["lower"],
+    )
+    if text(["a"]).shape != (1, dim):
+        raise ModelError(f"The text side of {name} has not the {dim} dimensions of its images.")
+    return text
+
+
+_VOCABULARIES = ["tokenizer.json", "vocab.json", "spiece.model", "tokenizer.model"]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the progress bars and load reports of transformers; errors still come."""
+    import transformers.utils
+
+    logging: Any = transformers.utils.logging  # it has no types
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+# --------------------------------------------------------------------------------------- files
+
+
+def fetch(name: str) -> Path:
+    """The folder of a hub model, from the cache of huggingface_hub or downloaded into it.
+
+    `name` may carry a revision: "openai/clip-vit-base-patch32@main".
+    """
+    import huggingface_hub
+
+    repository, _, revision = name.partition("@")
+
+    def snapshot(revision: str | None) -> Path:
+        return Path(
+            huggingface_hub.snapshot_download(
+                repository, revision=revision, allow_patterns=_FETCHED
+            )
+        )
+
+    try:
+        folder = snapshot(revision or None)
+        if not _has_weights(folder) and not revision:
+            folder = _converted(repository, folder, snapshot)
+    # OSError: not there, no network, no permission. ValueError: not a possible name.
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{name} is not in the Hugging Face cache and cannot be fetched. Give a folder that "
+            'holds the model, connect to the network once, or use "embedded", which needs '
+            f"neither. ({str(error).strip().splitlines()[0]})"
+        ) from error
+    return folder
+
+
+def _converted(repository: str, folder: Path, snapshot: Callable[[str], Path]) -> Path:
+    """A revision with safetensors weights of a model whose main one has only pickled ones.
+
+    The hub's converter leaves them as a pull request; `transformers` looks there as well.
+    """
+    import huggingface_hub
+
+    for other in sorted(folder.parent.iterdir()):  # fetched before, so it works offline
+        if _has_weights(other):
+            return other
+    for request in huggingface_hub.HfApi().get_repo_discussions(
+        repository, author="SFconvertbot", discussion_type="pull_request"
+    ):
+        if request.author == "SFconvertbot" and request.title == _CONVERSION:
+            return snapshot(f"refs/pr/{request.num}")
+    return folder  # the loader says what it lacks
+
+
+_CONVERSION = "Adding `safetensors` variant of this model"
+
+
+def _has_weights(folder: Path) -> bool:
+    return (folder / _WEIGHTS).is_file() or (folder / _INDEX).is_file()
+
+
+def _read_json(name: str, file: Path) -> dict[str, Any] | None:
+    """None where there is no such file."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file.name} of {name} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{file.name} of {name} does not hold an object.")
+    return values
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,0 +1,84 @@
+"""The frozen part of a vision transformer: from pixels to the tokens that enter the tail.
+
+All families become one shape when they are loaded, so there is one trunk:
+
+    patches = convolution(pixels) + positions
+    tokens  = blocks(pre_norm(prefix, patches))
+
+`prefix` holds the class token, its position already added, and the registers where a model has
+them. SigLIP has no prefix; only CLIP has a norm before the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anytimecl.backbone.spec import TailSpec
+
+
+def trunk_tokens(params: Mapping[str, Tensor], spec: TailSpec, pixels: Tensor) -> Tensor:
+    """Pixels [batch, 3, height, width] to tokens [batch, token, width]."""
+    weight = params["patch_embedding.weight"]  # [width, 3, patch, patch]
+    patches = F.conv2d(pixels, weight, params.get("patch_embedding.bias"), stride=weight.shape[-2:])
+    tokens = patches.flatten(2).mT + params["positions"]  # [batch, patch, width]
+    if "prefix" in params:
+        prefix = params["prefix"].expand(len(tokens), -1, -1)
+        tokens = torch.cat([prefix, tokens], dim=1)
+    if "pre_layernorm.weight" in params:
+        gain, shift = params["pre_layernorm.weight"], params["pre_layernorm.bias"]
+        tokens = F.layer_norm(tokens, tokens.shape[-1:], gain, shift, spec.norm_eps)
+    for index in range(spec.first):
+        tokens = block(params, spec, index, tokens)
+    return tokens
+
+
+def block(params: Mapping[str, Tensor], spec: TailSpec, index: int, tokens: Tensor) -> Tensor:
+    """One whole block for every token, [batch, token, width] to the same."""
+    at = f"layers.{index}."
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        return F.linear(x, params[f"{at}{name}.weight"], params[f"{at}{name}.bias"])
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        gain, shift = params[f"{at}{name}.weight"], params[f"{at}{name}.bias"]
+        return F.layer_norm(x, x.shape[-1:], gain, shift, spec.norm_eps)
+
+    def heads(x: Tensor) -> Tensor:  # [batch, head, token, width of a head]
+        return x.view(*x.shape[:2], spec.heads, -1).transpose(1, 2)
+
+    x = norm("layer_norm1", tokens)
+    q, k, v = (heads(linear(f"self_attn.{letter}_proj", x)) for letter in "qkv")
+    x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    x = linear("self_attn.out_proj", x)
+    tokens = tokens + x * params.get(f"{at}layer_scale1.lambda1", 1.0)
+    x = linear("mlp.fc1", norm("layer_norm2", tokens))
+    x = linear("mlp.fc2", _activate(spec, x))
+    return tokens + x * params.get(f"{at}layer_scale2.lambda1", 1.0)
+
+
+def _activate(spec: TailSpec, x: Tensor) -> Tensor:
+    if spec.mlp == "swiglu":
+        gate, value = x.chunk(2, dim=-1)
+        return F.silu(gate) * value
+    if spec.activation == "quick_gelu":
+        return x * torch.sigmoid(1.702 * x)
+    if spec.activation == "silu":
+        return F.silu(x)
+    return F.gelu(x, approximate="tanh" if spec.activation == "gelu_tanh" else "none")
+
+
+class TorchTrunk:
+    """A trunk in torch, on the device that holds its parameters."""
+
+    def __init__(self, params: Mapping[str, Tensor], spec: TailSpec) -> None:
+        self.params = dict(params)
+        self.spec = spec
+
+    @torch.no_grad()  # not inference_mode: its tensors could never enter a training step
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Pixels [batch, 3, height, width] to tokens [batch, token, width]."""
+        return trunk_tokens(self.params, self.spec, pixels)

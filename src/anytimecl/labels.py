@@ -1,0 +1,78 @@
+"""Label text: one spelling for one label, and a clear answer for text that cannot be one."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+
+from anytimecl.errors import LabelError
+
+LONGEST = 200  # characters; text encoders read 64 or 77 tokens, so more would be cut in silence
+_SHOWN = 60  # characters of an offender that an error repeats
+
+
+def clean_label(text: str, position: int | None = None) -> str:
+    """The one spelling of a label: NFC, trimmed, each run of white space one blank.
+
+    `position` is where the label stood in its list, for the error to name.
+
+    >>> clean_label("  tabby \\t cat ")
+    'tabby cat'
+    >>> clean_label("")
+    Traceback (most recent call last):
+    anytimecl.errors.LabelError: The label is empty: ''.
+    """
+    if not isinstance(text, str):
+        kind = type(text).__name__
+        raise LabelError(f"{_which(position)} is not text but {kind}: {_show(text)}.")
+    label = " ".join(unicodedata.normalize("NFC", text).split())
+    if not label:
+        raise LabelError(f"{_which(position)} is empty: {_show(text)}.")
+    # Cc: control characters, Cs: lone surrogates. Neither can be shown, and the second cannot even
+    # be stored as UTF-8. White space controls such as the tab have become blanks above.
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in label):
+        raise LabelError(f"{_which(position)} has control characters: {_show(text)}.")
+    if len(label) > LONGEST:
+        raise LabelError(
+            f"{_which(position)} has {len(label)} characters, and {LONGEST} is the most: "
+            f"{_show(text)}."
+        )
+    return label
+
+
+def clean_labels(labels: Iterable[str], limit: int = 1_000_000) -> list[str]:
+    """Clean labels in the order given, each once.
+
+    >>> clean_labels(["dog", " cat", "dog "])
+    ['dog', 'cat']
+    """
+    if isinstance(labels, (str, bytes)):
+        raise LabelError(
+            f"Labels come as a list of texts, not as one text: write [{_show(labels)}] "
+            f"instead of {_show(labels)}."
+        )
+    try:
+        texts = iter(labels)
+    except TypeError:
+        raise LabelError(
+            f"Labels come as a list of texts, not as {type(labels).__name__}: {_show(labels)}."
+        ) from None
+    cleaned: dict[str, None] = {}  # a set that keeps the order
+    for position, text in enumerate(texts):
+        cleaned[clean_label(text, position)] = None
+        if len(cleaned) > limit:
+            raise LabelError(f"There are more than {limit:,} labels; give at most that many.")
+    if not cleaned:
+        raise LabelError("There are no labels; give at least one.")
+    return list(cleaned)
+
+
+def _which(position: int | None) -> str:
+    return "The label" if position is None else f"The label at position {position}"
+
+
+def _show(value: object) -> str:
+    if isinstance(value, (str, bytes)):
+        value = value[: _SHOWN + 1]  # a repr of a gigabyte is a gigabyte
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
