@@ -6,7 +6,7 @@ ARGS   ?=
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PIP   := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP   := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .PHONY: help setup demo test lint format test-slow test-e2e bench clean
 .DEFAULT_GOAL := help
