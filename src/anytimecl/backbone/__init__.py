@@ -47,16 +47,16 @@ class Trunk(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no one truth to compare by
 class Backbone:
     """A model, ready to use. `tail` is the starting point of learning; nothing here changes it."""
 
     spec: Spec
     trunk: Trunk
-    tail: dict[str, Tensor]  # canonical names, see TailSpec
+    tail: dict[str, Tensor] = field(repr=False)  # canonical names, see TailSpec
     text: TextEncoder | None  # None: the model knows images only
     templates: tuple[str, ...] = ("{}",)  # the prompts that embed a label unless others are given
-    label_cache: LabelCache = field(default_factory=LabelCache, repr=False, compare=False)
+    label_cache: LabelCache = field(default_factory=LabelCache, repr=False)
 
     @property
     def device(self) -> torch.device:
@@ -66,11 +66,7 @@ class Backbone:
     def pixels(self, images: Sequence[PIL.Image.Image]) -> Tensor:
         """RGB images to pixels [image, 3, height, width]."""
         prep = self.spec.preprocess
-        if not isinstance(images, Sequence):
-            raise ImageError(
-                f"Images come as a list, not as one {type(images).__name__}: write [image]."
-            )
-        if not images:
+        if not _several(images):
             return torch.empty(0, 3, prep.height, prep.width)
         return torch.stack([preprocess_pixels(image, prep) for image in images])
 
@@ -79,7 +75,7 @@ class Backbone:
         """RGB images to the tokens that enter the tail, [image, token, width]."""
         batches = [
             self.trunk(self.pixels(images[start : start + ENCODE_BATCH]).to(self.device))
-            for start in range(0, len(images), ENCODE_BATCH)
+            for start in range(0, _several(images), ENCODE_BATCH)
         ]
         if not batches:
             return torch.empty(0, self.spec.tokens, self.spec.tail.width, device=self.device)
@@ -101,6 +97,15 @@ class Backbone:
             self.text, self.label_cache, self.spec.fingerprint, self.spec.dim, labels, chosen
         )
         return vectors.to(self.device)
+
+
+def _several(images: Sequence[PIL.Image.Image]) -> int:
+    """How many images there are, or an error where one came without its list."""
+    if not isinstance(images, Sequence):
+        raise ImageError(
+            f"Images come as a list, not as one {type(images).__name__}: write [image]."
+        )
+    return len(images)
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ _TOKENIZER_FILES = [
     "added_tokens.json", "merges.txt", "special_tokens_map.json", "spiece.model",
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json",
 ]  # fmt: skip
+_LOCAL: Any = {"local_files_only": True, "trust_remote_code": False}  # no network, no foreign code
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _FETCHED = [
     "config.json", "preprocessor_config.json", "processor_config.json",
@@ -114,12 +115,13 @@ def _family(name: str, folder: Path) -> tuple[dict[str, Any], Any]:
             f"{', '.join(sorted(tables))}.{also}"
         )
     with _quiet():
+        from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoConfig
 
         try:
             # A hub file often says only what differs from the defaults, which transformers knows.
-            return tables[kind], AutoConfig.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            return tables[kind], AutoConfig.from_pretrained(folder, **_LOCAL)
+        except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
             raise ModelError(f"The config.json of {name} cannot be used: {error}") from error
 
 
@@ -237,6 +239,7 @@ def _weights(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, float]]:
     """The trunk's, the tail's, and the numbers of the logits."""
     raw = {canonical: _read(name, *place) for canonical, place in found.items()}
+    _check_shapes(name, spec, raw)
     logits = {key: float(raw.pop(key)) for key in family["logits"]}
     patch = raw["patch_embedding.weight"].shape[-1]
     grid = prep.height // patch, prep.width // patch
@@ -263,11 +266,44 @@ def _weights(
     return trunk, tail, logits
 
 
+def _check_shapes(name: str, spec: TailSpec, raw: Mapping[str, Tensor]) -> None:
+    """Every weight fits the configuration; some that do not would still run, and be wrong."""
+    width = spec.width
+    for key, value in raw.items():
+        # What the first linear layer of this weight's MLP should give.
+        second = raw.get(re.sub(r"fc1\.\w+$", "fc2.weight", key), value)
+        hidden = second.shape[-1] * (2 if spec.mlp == "swiglu" else 1) if second.ndim else 0
+        shapes: dict[str, tuple[int | None, ...]] = {  # the first that matches; None: any number
+            r"^logit_": (None,) * value.ndim,
+            r"^patch_embedding\.weight$": (width, 3, None, None),
+            r"^(positions|class|registers|head\.probe)$": (None,) * (value.ndim - 1) + (width,),
+            r"^visual_projection\.": (None, width),
+            r"in_proj_weight$": (3 * width, width),
+            r"in_proj_bias$": (3 * width,),
+            r"_proj\.weight$": (width, width),
+            r"fc1\.weight$": (hidden, width),
+            r"fc1\.bias$": (hidden,),
+            r"fc2\.weight$": (width, None),
+            r"": (width,),  # norms, biases, layer scales
+        }
+        shape = next(shape for pattern, shape in shapes.items() if re.search(pattern, key))
+        fits = len(shape) == value.ndim and all(
+            wanted in (None, given) for wanted, given in zip(shape, value.shape, strict=True)
+        )
+        if not fits:
+            raise ModelError(
+                f"The weights of {name} are not those of its configuration: {key} has the shape "
+                f"{tuple(value.shape)} in a model of width {width}."
+            )
+
+
 def _read(name: str, file: Path, hub_name: str) -> Tensor:
     with safetensors.safe_open(file, framework="pt") as weights:
         value: Tensor = weights.get_tensor(hub_name)
     if not value.is_floating_point():
         raise ModelError(f"{name} is quantised: {hub_name} is {value.dtype}. Use the float model.")
+    if not value.isfinite().all():
+        raise ModelError(f"{name} is damaged: {hub_name} has numbers that are not finite.")
     # A clone where it is float32 already: safetensors maps the file, and a file may be replaced.
     return value.to(torch.float32, copy=True)
 
@@ -309,13 +345,17 @@ def _text(
         return None
     if not any((folder / file).is_file() for file in _VOCABULARIES):
         raise ModelError(f"{name} has no tokeniser: none of {', '.join(_VOCABULARIES)}.")
+    shape = config.text_config
+    if hasattr(config, "projection_dim"):  # CLIP's, where the text's own is often left wrong
+        shape.projection_dim = config.projection_dim
     with _quiet():
         import transformers
 
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_LOCAL)
             tower, report = getattr(transformers, table["tower"]).from_pretrained(
                 folder,
+                config=shape,
                 local_files_only=True,
                 use_safetensors=True,  # other formats can run code
                 dtype=torch.float32,
@@ -323,7 +363,8 @@ def _text(
                 output_loading_info=True,
             )
         except ImportError as error:
-            raise ModelError(f"The tokeniser of {name} needs another package: {error}") from error
+            needed = " ".join(str(error).split())
+            raise ModelError(f"The tokeniser of {name} needs another package: {needed}") from error
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             raise ModelError(f"The text side of {name} cannot be loaded: {error}") from error
     if report["missing_keys"] or report["mismatched_keys"]:
@@ -333,7 +374,7 @@ def _text(
         tower.eval().requires_grad_(False).to(device),
         tokenizer,
         output=table["output"],
-        length=config.text_config.max_position_embeddings,
+        length=shape.max_position_embeddings,
         pad=table["pad"],
         mask=table["mask"],
         lower=table["lower"],

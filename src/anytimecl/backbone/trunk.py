@@ -12,12 +12,14 @@ them. SigLIP has no prefix; only CLIP has a norm before the blocks.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from anytimecl.backbone.spec import TailSpec
+from anytimecl.errors import ModelError
 
 
 def trunk_tokens(params: Mapping[str, Tensor], spec: TailSpec, pixels: Tensor) -> Tensor:
@@ -48,7 +50,7 @@ def block(params: Mapping[str, Tensor], spec: TailSpec, index: int, tokens: Tens
         return F.layer_norm(x, x.shape[-1:], gain, shift, spec.norm_eps)
 
     def heads(x: Tensor) -> Tensor:  # [batch, head, token, width of a head]
-        return x.view(*x.shape[:2], spec.heads, -1).transpose(1, 2)
+        return x.view(*x.shape[:2], spec.heads, spec.width // spec.heads).transpose(1, 2)
 
     x = norm("layer_norm1", tokens)
     q, k, v = (heads(linear(f"self_attn.{letter}_proj", x)) for letter in "qkv")
@@ -82,3 +84,42 @@ class TorchTrunk:
     def __call__(self, pixels: Tensor) -> Tensor:
         """Pixels [batch, 3, height, width] to tokens [batch, token, width]."""
         return trunk_tokens(self.params, self.spec, pixels)
+
+
+class OnnxTrunk:
+    """A trunk as an ONNX file, run by ONNX Runtime on the CPU."""
+
+    def __init__(self, file: Path, *, one_by_one: bool | None = None) -> None:
+        """Open the file; `one_by_one` None means: as it says of itself, and safely if it does not.
+
+        Dynamic int8 quantisation takes the range of activations from all that is in the batch, so
+        an image's tokens would depend on the images beside it, and a stored example would differ
+        from the same image seen again. Such a trunk gets one image at a time.
+        """
+        import onnxruntime  # slow to import, and torch trunks do without
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # errors
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(file), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime's own classes have no common base
+            raise ModelError(f"{file} cannot be run as an ONNX trunk: {error}") from error
+        inputs = self._session.get_inputs()
+        if len(inputs) != 1 or len(inputs[0].shape) != 4:
+            raise ModelError(f"{file} is not a trunk: it does not take just a batch of images.")
+        self._input = inputs[0].name
+        self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
+        if one_by_one is None:
+            one_by_one = self.metadata.get("anytimecl.precision") != "fp32"
+        self._one_by_one = one_by_one
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Pixels [batch, 3, height, width] to tokens [batch, token, width]."""
+        batches = pixels.unsqueeze(1) if self._one_by_one and len(pixels) else [pixels]
+        tokens = [
+            torch.from_numpy(self._session.run(None, {self._input: batch.cpu().numpy()})[0])
+            for batch in batches
+        ]
+        return torch.cat(tokens).to(pixels.device)
