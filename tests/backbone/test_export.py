@@ -1,0 +1,133 @@
+"""ONNX trunks are the torch ones, whatever the family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from tests.backbone import tiny
+
+from anytimecl.backbone import Backbone, export, load
+from anytimecl.backbone.export import export_trunk, with_onnx
+from anytimecl.backbone.trunk import OnnxTrunk
+from anytimecl.errors import ModelError
+
+MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "clip": (tiny.clip, {}),
+    "clip gelu": (tiny.clip, {"hidden_act": "gelu"}),
+    "siglip": (tiny.siglip, {}),
+    "dinov2 registers swiglu": (tiny.dinov2, {"registers": 3, "swiglu": True}),
+}
+
+
+@pytest.fixture(scope="module")
+def backbones(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Backbone]:
+    root = tmp_path_factory.mktemp("models")
+    return {name: load(make(root / name, **how)) for name, (make, how) in MODELS.items()}
+
+
+def some_pixels(backbone: Backbone, count: int = 4) -> torch.Tensor:
+    prep = backbone.spec.preprocess
+    generator = torch.Generator().manual_seed(9)
+    return torch.randn(count, 3, prep.height, prep.width, generator=generator)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_float_trunks_are_the_same_function(
+    backbones: dict[str, Backbone], name: str, tmp_path: Path
+) -> None:
+    backbone = backbones[name]
+    done = export_trunk(backbone, tmp_path / "deep" / "trunk.onnx")
+    assert done.max_difference < 1e-4
+    onnx.checker.check_model(str(done.file), full_check=True)
+    trunk = OnnxTrunk(done.file)
+    for count in (0, 1, 4):  # the batch is free
+        pixels = some_pixels(backbone, count)
+        expected = backbone.trunk(pixels)
+        got = trunk(pixels)
+        assert got.shape == expected.shape
+        assert got.dtype == torch.float32
+        assert count == 0 or (got - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_int8_trunks_are_near_and_treat_each_image_alone(
+    backbones: dict[str, Backbone], name: str, tmp_path: Path
+) -> None:
+    backbone = backbones[name]
+    done = export_trunk(backbone, tmp_path / "trunk.onnx", "int8")
+    kinds = {node.op_type for node in onnx.load(str(done.file)).graph.node}
+    assert "MatMulInteger" in kinds
+    assert 0 < done.relative_difference < 0.2
+    trunk, pixels = OnnxTrunk(done.file), some_pixels(backbone)
+    pixels[1] *= 50  # a loud neighbour would widen the range of a whole batch
+    together = trunk(pixels)
+    for number in range(len(pixels)):
+        assert torch.equal(together[number : number + 1], trunk(pixels[number : number + 1]))
+    in_one = OnnxTrunk(done.file, one_by_one=False)(pixels)
+    assert not torch.equal(in_one, together)  # why it goes one by one
+
+
+def test_all_blocks_in_the_tail_leave_a_trunk_of_none(tmp_path: Path) -> None:
+    backbone = load(tiny.clip(tmp_path / "clip"), tail_blocks=tiny.BLOCKS)
+    for precision in ("fp32", "int8"):
+        done = export_trunk(backbone, tmp_path / "trunk.onnx", precision)
+        assert done.max_difference < 1e-4
+
+
+def test_an_int8_trunk_is_another_model(backbones: dict[str, Backbone], tmp_path: Path) -> None:
+    backbone = backbones["clip"]
+    same = with_onnx(backbone, export_trunk(backbone, tmp_path / "float.onnx").file)
+    assert same.spec == backbone.spec
+    other = with_onnx(backbone, export_trunk(backbone, tmp_path / "a.onnx", "int8").file)
+    assert other.spec.fingerprint != backbone.spec.fingerprint
+    again = with_onnx(backbone, export_trunk(backbone, tmp_path / "b.onnx", "int8").file)
+    assert again.spec.fingerprint == other.spec.fingerprint  # the same export, made twice
+    pixels = some_pixels(backbone)
+    assert torch.equal(again.trunk(pixels), other.trunk(pixels))
+
+
+def test_a_foreign_trunk_is_refused(backbones: dict[str, Backbone], tmp_path: Path) -> None:
+    done = export_trunk(backbones["clip"], tmp_path / "trunk.onnx")
+    with pytest.raises(ModelError, match="export it again"):
+        with_onnx(backbones["siglip"], done.file)
+    deeper = load(backbones["clip"].spec.name, tail_blocks=2)
+    with pytest.raises(ModelError, match="2 tail blocks"):
+        with_onnx(deeper, done.file)
+    (tmp_path / "junk.onnx").write_bytes(b"junk")
+    with pytest.raises(ModelError, match=r"junk\.onnx cannot be run"):
+        OnnxTrunk(tmp_path / "junk.onnx")
+    with pytest.raises(ModelError, match="cannot be run"):
+        OnnxTrunk(tmp_path / "missing.onnx")
+    with pytest.raises(ModelError, match="not in torch"):
+        export_trunk(with_onnx(backbones["clip"], done.file), tmp_path / "again.onnx")
+    with pytest.raises(ModelError, match="fp32 or int8"):
+        export_trunk(backbones["clip"], tmp_path / "x.onnx", "fp8")  # type: ignore[arg-type]
+
+
+def test_large_weights_go_beside_the_file(
+    backbones: dict[str, Backbone], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "_ONE_FILE", 1000)
+    for precision in ("fp32", "int8"):
+        folder = tmp_path / precision
+        done = export_trunk(backbones["clip"], folder / "trunk.onnx", precision)  # type: ignore[arg-type]
+        assert sorted(part.name for part in folder.iterdir()) == ["trunk.onnx", "trunk.onnx.data"]
+        moved = folder.rename(tmp_path / f"moved {precision}") / done.file.name
+        backbone = with_onnx(backbones["clip"], moved)
+        assert backbone.trunk(some_pixels(backbone)).isfinite().all()
+
+
+def test_a_wrong_graph_is_never_left_behind(
+    backbones: dict[str, Backbone], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "trunk.onnx"
+    file.write_bytes(b"what was there")
+    monkeypatch.setattr(export, "_silu", lambda graph, at, x, gate: x)
+    with pytest.raises(ModelError, match="nothing was written"):
+        export_trunk(backbones["clip"], file)
+    assert [part.name for part in tmp_path.iterdir()] == ["trunk.onnx"]
+    assert file.read_bytes() == b"what was there"
