@@ -25,6 +25,7 @@ from anytimecl.backbone.embedded.assemble import SOURCE, read_member
 from anytimecl.backbone.embedded.fetch import catalogue
 
 WARM_UP = 3
+SETTLE = 0.1  # seconds; onnxruntime's threads spin on after a run, and would slow the next one
 
 
 def main() -> None:
@@ -56,6 +57,7 @@ def measure(count: int) -> tuple[list[float], list[float]]:
         runs = [(ours, partial(_embed, backbone, image))]
         runs.append((reference, partial(source.run, ["image_embeds"], pixels)))
         for times, run in runs if turn % 2 else reversed(runs):
+            time.sleep(SETTLE)
             start = time.perf_counter()
             run()
             times.append(time.perf_counter() - start)
