@@ -104,9 +104,10 @@ def _int8_trunk(made: Path, tail_blocks: int) -> OnnxTrunk:
 
 def _text(made: Path) -> tuple[TextEncoder | None, float]:
     """The text side, and the logit scale that was fitted with it."""
-    text = assemble.text_side()
-    if text is None:
-        return None, 100.0  # CLIP's own
+    if not assemble.has_text():
+        return None, 100.0  # CLIP's own scale
+    from anytimecl.backbone.embedded import text
+
     return text.EmbeddedText.load(made), text.logit_scale()
 
 

