@@ -1,0 +1,33 @@
+"""What every codec asks of the tokens it is given, and of the model it works for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from anytimecl.backbone.spec import Spec
+from anytimecl.errors import ModelError
+
+
+def checked(tokens: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Tokens of one image as float32 on the CPU, or an error that says what they are instead."""
+    if tuple(tokens.shape) != shape:
+        raise ModelError(
+            f"A codec takes the tokens of one image, {shape[0]} of width {shape[1]}, "
+            f"not {list(tokens.shape)}."
+        )
+    tokens = tokens.detach().to("cpu", torch.float32)
+    if not torch.isfinite(tokens).all():
+        raise ModelError("The backbone gave tokens that are not finite; they are not stored.")
+    return tokens.contiguous()
+
+
+def require_one_block(name: str, spec: Spec) -> None:
+    """An error unless the tail sees patches only through the first norm of its one block."""
+    tail = spec.tail
+    if tail.blocks != 1 or tail.pool != "cls":
+        has = f"{tail.blocks} blocks" if tail.blocks != 1 else f"{tail.pool!r} pooling"
+        raise ModelError(
+            f"The codec {name!r} needs a tail of one block that is read from the class token; "
+            f'{spec.name} has {has}. Use codec="tokens-fp16", which works with any tail.'
+        )

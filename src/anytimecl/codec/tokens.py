@@ -1,0 +1,80 @@
+"""Full tokens, in 16 or 32 bits: the reference for every other codec, for any shape of tail."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anytimecl.backbone.spec import Spec
+from anytimecl.codec._check import checked
+from anytimecl.codec._record import pack, unpack
+from anytimecl.errors import StoreError
+
+
+@dataclass(frozen=True)
+class TokensConfig:
+    """How many bits a value gets."""
+
+    bits: int = 16  # or 32
+
+
+class Tokens:
+    """Every token of an image.
+
+    32 bits are exact. With 16 the largest error is 2^-11 of the image's largest value: a power
+    of two, kept with the record, brings every image into the range where fp16 is at its best.
+    """
+
+    needs_image = False
+
+    def __init__(self, spec: Spec, config: TokensConfig) -> None:
+        if config.bits not in (16, 32):
+            raise ValueError(f"Tokens are stored in 16 or 32 bits, not {config.bits}.")
+        self.name = f"tokens-fp{config.bits}"
+        self.config = config
+        self._shape = (spec.tokens, spec.tail.width)
+        self._type = np.dtype("<f2" if config.bits == 16 else "<f4")
+
+    def encode(self, tokens: Tensor) -> bytes:
+        """Tokens [token, width] of one image to a record."""
+        values = checked(tokens, self._shape).numpy()
+        exponent = 0
+        if self.config.bits == 16:
+            values, exponent = to_half_range(values)
+        payload = struct.pack("<h", exponent) + values.astype(self._type).tobytes()
+        return pack(self.name, *self._shape, payload)
+
+    def decode(self, records: Sequence[bytes], device: torch.device | str = "cpu") -> Tensor:
+        """Records to tokens [batch, token, width]."""
+        payloads = unpack(records, self.name, *self._shape)
+        size = 2 + self._type.itemsize * self._shape[0] * self._shape[1]
+        for payload in payloads:
+            if len(payload) != size:
+                raise StoreError(f"The record holds {len(payload)} bytes of tokens, not {size}.")
+        raw = np.frombuffer(b"".join(payloads), np.uint8).reshape(len(payloads), size)
+        exponents = raw[:, :2].copy().view("<i2")[:, 0]
+        values = raw[:, 2:].copy().view(self._type).reshape(len(payloads), *self._shape)
+        tokens = torch.from_numpy(values).to(device).float()
+        if exponents.any():
+            tokens = torch.ldexp(tokens, torch.from_numpy(-exponents).to(device)[:, None, None])
+        return tokens
+
+
+def to_half_range(values: np.ndarray) -> tuple[np.ndarray, int]:
+    """Values times the power of two that brings the largest into [2^14, 2^15), and its exponent.
+
+    Below that fp16 loses small values, above 65504 it has none.
+
+    >>> to_half_range(np.array([1.0, -0.5]))
+    (array([16384., -8192.]), 14)
+    """
+    largest = float(np.abs(values).max(initial=0.0))
+    if largest == 0.0:
+        return values, 0
+    exponent = 15 - int(np.frexp(largest)[1])
+    return np.ldexp(values, exponent), exponent
