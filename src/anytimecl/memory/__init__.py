@@ -1,0 +1,21 @@
+"""The durable example store: records made by a codec, each with a label, in one SQLite file.
+
+A memory is the journal too. What happened since a checkpoint, in which order, is in `events`.
+"""
+
+from __future__ import annotations
+
+from anytimecl.memory.contract import Event, Example, Memory, Row, StoreWarning
+from anytimecl.memory.opening import open_memory
+from anytimecl.memory.store import RamMemory, Store
+
+__all__ = [
+    "Event",
+    "Example",
+    "Memory",
+    "RamMemory",
+    "Row",
+    "Store",
+    "StoreWarning",
+    "open_memory",
+]

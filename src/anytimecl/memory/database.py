@@ -1,0 +1,89 @@
+"""A connection set up as the memory needs it, and SQLite's errors in words for people."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from anytimecl.errors import StoreError
+from anytimecl.memory.schema import PAGE
+
+FILE = "memory.sqlite3"
+Durability = Literal["process", "full"]
+
+_SYNCHRONOUS = {"process": "NORMAL", "full": "FULL"}
+_PAGES_IN_RAM = 16 * 1024 * 1024
+_LONGEST_LOG = 64 * 1024 * 1024  # what a large transaction leaves of the write-ahead log
+_PATIENCE = 10.0  # seconds that a reader may hold up a checkpoint
+
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def connect(path: Path | None, durability: Durability = "process") -> sqlite3.Connection:
+    """A connection that writes; without a path the database lives in RAM."""
+    if durability not in _SYNCHRONOUS:
+        raise StoreError(f'Durability is "process" or "full", not {durability!r}.')
+    db = _connect(str(path) if path else ":memory:")
+    with telling(path):
+        # The first two count only while the file is new.
+        db.execute(f"PRAGMA page_size = {PAGE}")
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"PRAGMA journal_size_limit = {_LONGEST_LOG}")
+        db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
+        db.execute("PRAGMA secure_delete = ON")
+    return db
+
+
+def connect_read_only(path: Path) -> sqlite3.Connection:
+    """A connection that only reads, beside the owner's or alone."""
+    return _connect(f"{path.resolve().as_uri()}?mode=ro")
+
+
+def _connect(name: str) -> sqlite3.Connection:
+    db = sqlite3.connect(
+        name,
+        timeout=_PATIENCE,
+        isolation_level=None,  # transactions are written out, see `Store`
+        check_same_thread=False,  # the store's own lock keeps threads apart
+        uri=name.startswith("file:"),
+    )
+    db.execute(f"PRAGMA cache_size = {-_PAGES_IN_RAM // 1024}")
+    db.execute("PRAGMA cell_size_check = ON")  # damage is an error early, not garbage later
+    return db
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether the file, rather than the request, is to blame."""
+    return _primary(error) in _DAMAGED
+
+
+@contextmanager
+def telling(path: Path | None) -> Iterator[None]:
+    """Turn SQLite's errors into a StoreError that says what to do."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        where = f"The memory in {path.parent if path else 'RAM'}"
+        code = _primary(error)
+        if code in _FULL:
+            told = "cannot be written: the disk is full or failing. Nothing stored is lost; make "
+            told += f"room and try again. ({error})"
+        elif code in _DAMAGED:
+            told = f"is damaged: run `anytimecl memory verify`, or restore a backup. ({error})"
+        elif code == sqlite3.SQLITE_BUSY:
+            told = f"is being used by another program: try again later. ({error})"
+        elif code == sqlite3.SQLITE_READONLY:
+            told = f"was opened for reading only, or its files cannot be written. ({error})"
+        else:
+            told = f"cannot do that: {error}."
+        raise StoreError(f"{where} {told}") from error
+
+
+def _primary(error: sqlite3.Error) -> int:
+    """The error's family: the low byte of SQLite's extended code."""
+    return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF

@@ -1,0 +1,64 @@
+"""One owner at a time: a lock that ends with its process, however that ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from anytimecl.errors import StoreError
+
+# Windows forbids reading what is locked, so what is locked lies behind the text.
+_FAR = 1 << 20
+
+
+class OwnerLock:
+    """Held from construction to `close`; the file says which process holds it.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "lock"
+    >>> first = OwnerLock(path)
+    >>> OwnerLock(path)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    anytimecl.errors.StoreError: The memory in ... is in use by process ...
+    >>> first.close()
+    >>> OwnerLock(path).close()
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+        try:
+            _lock(self._file)
+        except OSError:
+            owner = os.read(self._file, 32).decode("ascii", "replace").strip() or "unknown"
+            os.close(self._file)
+            raise StoreError(
+                f"The memory in {path.parent} is in use by process {owner}: close it there, or "
+                "open it here with read_only=True."
+            ) from None
+        os.ftruncate(self._file, 0)
+        os.write(self._file, f"{os.getpid()}\n".encode())
+
+    def close(self) -> None:
+        """Let the next one in. The file stays: removing it could remove another owner's lock."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(file: int) -> None:
+        os.lseek(file, _FAR, os.SEEK_SET)
+        try:
+            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+        finally:
+            os.lseek(file, 0, os.SEEK_SET)
+
+else:
+    import fcntl
+
+    def _lock(file: int) -> None:
+        # Not `lockf`: its locks let the same process in twice, and end when any handle is closed.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

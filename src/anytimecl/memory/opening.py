@@ -1,0 +1,132 @@
+"""From a folder to a memory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+from anytimecl.errors import StoreError
+from anytimecl.memory.contract import StoreWarning
+from anytimecl.memory.database import (
+    FILE,
+    Durability,
+    connect,
+    connect_read_only,
+    telling,
+)
+from anytimecl.memory.lock import OwnerLock
+from anytimecl.memory.mark import Mark, read_mark
+from anytimecl.memory.schema import MIGRATIONS, check, migrate, version_of
+from anytimecl.memory.store import CACHE_BYTES, Store, created
+
+LOCK = "memory.lock"
+MARK = "memory.mark"
+
+
+def open_memory(
+    folder: Path,
+    *,
+    create: Mapping[str, str] | None = None,
+    read_only: bool = False,
+    durability: Durability = "process",
+    cache_bytes: int = CACHE_BYTES,
+    cap: int | None = None,
+) -> Store:
+    """The memory in `folder`. If there is none, `create` makes it and becomes its `meta`.
+
+    One process at a time owns a memory; others may open it with `read_only`. An acknowledged
+    example survives the end of the process or, with `durability="full"`, of the power. `cap`
+    bounds how many examples are stored: then the oldest of the largest class goes first.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with open_memory(folder, create={"codec": "none"}) as memory:
+    ...     id = memory.append("cat", b"a cat")
+    >>> with open_memory(folder, read_only=True) as memory:
+    ...     memory.meta["codec"], memory.example(id).label
+    ('none', 'cat')
+    """
+    folder = Path(folder)
+    path = folder / FILE
+    if read_only:
+        return _open_read_only(path, cache_bytes)
+    if not path.exists() and create is None:
+        raise StoreError(f"There is no memory in {folder}.")
+    folder.mkdir(parents=True, exist_ok=True)
+    owner = OwnerLock(folder / LOCK)
+    try:
+        return _open_owned(path, create or {}, durability, cache_bytes, cap, owner)
+    except BaseException:
+        owner.close()
+        raise
+
+
+def _open_owned(
+    path: Path,
+    create: Mapping[str, str],
+    durability: Durability,
+    cache_bytes: int,
+    cap: int | None,
+    owner: OwnerLock,
+) -> Store:
+    db = connect(path, durability)
+    try:
+        with telling(path):
+            new = check(db) == 0
+            if new:
+                created(db, create)
+            else:
+                migrate(db)
+        mark = Mark(path.with_name(MARK))
+        promised = 0 if new else read_mark(path.with_name(MARK))
+
+        def release() -> None:
+            mark.close()
+            owner.close()
+
+        store = Store(
+            db,
+            path,
+            cache_bytes=cache_bytes,
+            cap=cap,
+            acknowledge=mark.put,
+            release=release,
+        )
+    except BaseException:
+        db.close()
+        raise
+    if promised > store.last:
+        _admit_loss(store, promised)
+    mark.put(store.last)
+    return store
+
+
+def _admit_loss(store: Store, promised: int) -> None:
+    """Say which numbers are gone, in the journal too, and never give them out again."""
+    first, store.last = store.last + 1, promised
+    store.record_event("lost", {"first": first, "last": promised})
+    warnings.warn(
+        f"The memory in {store.path and store.path.parent} has lost its events {first} to "
+        f"{promised}, and the examples with these numbers: its write-ahead log was cut short. "
+        "Everything before them is intact.",
+        StoreWarning,
+        stacklevel=4,
+    )
+
+
+def _open_read_only(path: Path, cache_bytes: int) -> Store:
+    if not path.exists():
+        raise StoreError(f"There is no memory in {path.parent}.")
+    with telling(path):
+        db = connect_read_only(path)
+        try:
+            if check(db) < len(MIGRATIONS):
+                raise StoreError(
+                    f"The memory in {path.parent} has the older version {version_of(db)}: open it "
+                    "once for writing, which brings it up to date."
+                )
+            return Store(db, path, read_only=True, cache_bytes=cache_bytes)
+        except BaseException:
+            db.close()
+            raise

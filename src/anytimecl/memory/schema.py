@@ -1,0 +1,100 @@
+"""The tables, and how a memory of an older version becomes one of this version."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from anytimecl.errors import StoreError
+
+APPLICATION = 0x616E7974  # "anyt": tells our files from any other SQLite database
+PAGE = 4096
+
+# Step n makes version n + 1 out of version n, so that a new memory and an old one take the same
+# road. A step that was ever released is never changed.
+#
+# `id` of an example and `number` of an event are drawn from one counter: an example is its own
+# `learn` event, at no cost. Checksums are of all that an entry says, so that a flipped bit in a
+# label number is found as surely as one in a record.
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+    CREATE TABLE label (
+        id INTEGER PRIMARY KEY,
+        text TEXT NOT NULL UNIQUE,
+        examples INTEGER NOT NULL,
+        crc INTEGER NOT NULL
+    );
+    CREATE TABLE candidates (
+        id INTEGER PRIMARY KEY,
+        digest BLOB NOT NULL UNIQUE,
+        labels TEXT NOT NULL
+    );
+    CREATE TABLE example (
+        id INTEGER PRIMARY KEY,
+        label INTEGER NOT NULL,
+        candidates INTEGER,
+        start INTEGER NOT NULL,
+        size INTEGER NOT NULL,
+        crc INTEGER NOT NULL,
+        key TEXT
+    );
+    CREATE INDEX example_label ON example (label);
+    CREATE UNIQUE INDEX example_key ON example (key) WHERE key IS NOT NULL;
+    CREATE TABLE event (
+        number INTEGER PRIMARY KEY,
+        kind TEXT NOT NULL,
+        data TEXT NOT NULL,
+        crc INTEGER NOT NULL
+    );
+    CREATE TABLE extent (id INTEGER PRIMARY KEY, data BLOB NOT NULL);
+    CREATE TABLE hole (start INTEGER PRIMARY KEY, size INTEGER NOT NULL);
+    CREATE INDEX hole_size ON hole (size);
+    """,
+)
+
+
+def version_of(db: sqlite3.Connection) -> int:
+    """The version of the tables; 0 if there are none yet."""
+    found = db.execute("PRAGMA user_version").fetchone()[0]
+    assert isinstance(found, int)
+    return found
+
+
+def migrate(db: sqlite3.Connection, steps: Sequence[str] = MIGRATIONS) -> None:
+    """Bring the tables to the newest version, all the way or not at all.
+
+    >>> db = sqlite3.connect(":memory:", isolation_level=None)
+    >>> migrate(db)
+    >>> version_of(db) == len(MIGRATIONS)
+    True
+    """
+    version = check(db, steps)
+    if version == len(steps):
+        return
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        for step in steps[version:]:
+            for statement in step.split(";"):
+                db.execute(statement)
+        db.execute(f"PRAGMA application_id = {APPLICATION}")
+        db.execute(f"PRAGMA user_version = {len(steps)}")
+        db.execute("COMMIT")
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+
+
+def check(db: sqlite3.Connection, steps: Sequence[str] = MIGRATIONS) -> int:
+    """The version, if this program can use or migrate it; StoreError otherwise."""
+    version = version_of(db)
+    tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    application = db.execute("PRAGMA application_id").fetchone()[0]
+    if application != APPLICATION and (tables or version):
+        raise StoreError("The file is a SQLite database, but not a memory of anytimecl.")
+    if version > len(steps):
+        raise StoreError(
+            f"The memory has version {version}, and this program knows {len(steps)} at most: "
+            "update anytimecl to open it."
+        )
+    return version
