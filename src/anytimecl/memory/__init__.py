@@ -6,16 +6,25 @@ A memory is the journal too. What happened since a checkpoint, in which order, i
 from __future__ import annotations
 
 from anytimecl.memory.contract import Event, Example, Memory, Row, StoreWarning
+from anytimecl.memory.maintenance import Info, Report, backup, compact, info, rescue, verify
 from anytimecl.memory.opening import open_memory
-from anytimecl.memory.store import RamMemory, Store
+from anytimecl.memory.ram import RamMemory
+from anytimecl.memory.store import Store
 
 __all__ = [
     "Event",
     "Example",
+    "Info",
     "Memory",
     "RamMemory",
+    "Report",
     "Row",
     "Store",
     "StoreWarning",
+    "backup",
+    "compact",
+    "info",
     "open_memory",
+    "rescue",
+    "verify",
 ]

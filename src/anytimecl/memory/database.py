@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from anytimecl.errors import StoreError
-from anytimecl.memory.schema import PAGE
+from anytimecl.memory.schema import PAGE, check
 
 FILE = "memory.sqlite3"
 Durability = Literal["process", "full"]
@@ -20,6 +20,7 @@ _LONGEST_LOG = 64 * 1024 * 1024  # what a large transaction leaves of the write-
 _PATIENCE = 10.0  # seconds that a reader may hold up a checkpoint
 
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+_SEALED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -28,20 +29,37 @@ def connect(path: Path | None, durability: Durability = "process") -> sqlite3.Co
     if durability not in _SYNCHRONOUS:
         raise StoreError(f'Durability is "process" or "full", not {durability!r}.')
     db = _connect(str(path) if path else ":memory:")
-    with telling(path):
-        # The first two count only while the file is new.
-        db.execute(f"PRAGMA page_size = {PAGE}")
-        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute(f"PRAGMA journal_size_limit = {_LONGEST_LOG}")
-        db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
-        db.execute("PRAGMA secure_delete = ON")
+    try:
+        with telling(path):
+            check(db)  # before anything is changed: the file may be somebody else's
+            # The next two count only while the file is new.
+            db.execute(f"PRAGMA page_size = {PAGE}")
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute(f"PRAGMA journal_size_limit = {_LONGEST_LOG}")
+            db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
+            db.execute(f"PRAGMA fullfsync = {int(durability == 'full')}")  # macOS alone has it
+            db.execute("PRAGMA secure_delete = ON")
+    except BaseException:
+        db.close()
+        raise
     return db
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
     """A connection that only reads, beside the owner's or alone."""
-    return _connect(f"{path.resolve().as_uri()}?mode=ro")
+    name = path.resolve().as_uri()
+    db = _connect(f"{name}?mode=ro")
+    try:
+        db.execute("SELECT count(*) FROM sqlite_master")
+    except sqlite3.Error as error:
+        db.close()
+        log = path.with_name(path.name + "-wal")
+        if _primary(error) not in _SEALED or (log.exists() and log.stat().st_size):
+            raise
+        # Readers make themselves known in a file. Where none can be made, nobody writes either.
+        db = _connect(f"{name}?mode=ro&immutable=1")
+    return db
 
 
 def _connect(name: str) -> sqlite3.Connection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from weakref import WeakSet
 
 from anytimecl.errors import StoreError
 
@@ -38,12 +39,22 @@ class OwnerLock:
             ) from None
         os.ftruncate(self._file, 0)
         os.write(self._file, f"{os.getpid()}\n".encode())
+        _HELD.add(self)
 
     def close(self) -> None:
         """Let the next one in. The file stays: removing it could remove another owner's lock."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+_HELD: WeakSet[OwnerLock] = WeakSet()
+
+
+def _let_go() -> None:
+    """A forked child must not keep the lock alive when the owner is gone."""
+    for lock in list(_HELD):
+        lock.close()
 
 
 if sys.platform == "win32":
@@ -58,6 +69,8 @@ if sys.platform == "win32":
 
 else:
     import fcntl
+
+    os.register_at_fork(after_in_child=_let_go)
 
     def _lock(file: int) -> None:
         # Not `lockf`: its locks let the same process in twice, and end when any handle is closed.

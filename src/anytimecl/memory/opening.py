@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from anytimecl.errors import StoreError
+from anytimecl.memory import schema
 from anytimecl.memory.contract import StoreWarning
 from anytimecl.memory.database import (
     FILE,
@@ -17,8 +18,7 @@ from anytimecl.memory.database import (
 )
 from anytimecl.memory.lock import OwnerLock
 from anytimecl.memory.mark import Mark, read_mark
-from anytimecl.memory.schema import MIGRATIONS, check, migrate, version_of
-from anytimecl.memory.store import CACHE_BYTES, Store, created
+from anytimecl.memory.store import CACHE_BYTES, Store
 
 LOCK = "memory.lock"
 MARK = "memory.mark"
@@ -56,7 +56,7 @@ def open_memory(
     folder.mkdir(parents=True, exist_ok=True)
     owner = OwnerLock(folder / LOCK)
     try:
-        return _open_owned(path, create or {}, durability, cache_bytes, cap, owner)
+        return _open_owned(path, create, durability, cache_bytes, cap, owner)
     except BaseException:
         owner.close()
         raise
@@ -64,7 +64,7 @@ def open_memory(
 
 def _open_owned(
     path: Path,
-    create: Mapping[str, str],
+    create: Mapping[str, str] | None,
     durability: Durability,
     cache_bytes: int,
     cap: int | None,
@@ -73,11 +73,13 @@ def _open_owned(
     db = connect(path, durability)
     try:
         with telling(path):
-            new = check(db) == 0
+            new = schema.check(db) == 0
+            if new and create is None:  # an empty file: its making was cut short
+                raise StoreError(f"There is no memory in {path.parent}.")
             if new:
-                created(db, create)
+                schema.create(db, create or {})
             else:
-                migrate(db)
+                schema.migrate(db)
         mark = Mark(path.with_name(MARK))
         promised = 0 if new else read_mark(path.with_name(MARK))
 
@@ -104,7 +106,11 @@ def _open_owned(
 
 def _admit_loss(store: Store, promised: int) -> None:
     """Say which numbers are gone, in the journal too, and never give them out again."""
-    first, store.last = store.last + 1, promised
+    first = store.last + 1
+    store.lost = first, promised
+    if store.read_only:
+        return
+    store.last = promised
     store.record_event("lost", {"first": first, "last": promised})
     warnings.warn(
         f"The memory in {store.path and store.path.parent} has lost its events {first} to "
@@ -118,15 +124,19 @@ def _admit_loss(store: Store, promised: int) -> None:
 def _open_read_only(path: Path, cache_bytes: int) -> Store:
     if not path.exists():
         raise StoreError(f"There is no memory in {path.parent}.")
+    promised = read_mark(path.with_name(MARK))  # before the rest, since the owner may be writing
     with telling(path):
         db = connect_read_only(path)
         try:
-            if check(db) < len(MIGRATIONS):
+            if schema.check(db) < len(schema.MIGRATIONS):
                 raise StoreError(
-                    f"The memory in {path.parent} has the older version {version_of(db)}: open it "
-                    "once for writing, which brings it up to date."
+                    f"The memory in {path.parent} has the older version {schema.version_of(db)}: "
+                    "open it once for writing, which brings it up to date."
                 )
-            return Store(db, path, read_only=True, cache_bytes=cache_bytes)
+            store = Store(db, path, read_only=True, cache_bytes=cache_bytes)
         except BaseException:
             db.close()
             raise
+    if promised > store.last:
+        _admit_loss(store, promised)
+    return store

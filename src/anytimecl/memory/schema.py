@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from anytimecl.errors import StoreError
 
@@ -20,13 +20,13 @@ MIGRATIONS: tuple[str, ...] = (
     """
     CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE label (
-        id INTEGER PRIMARY KEY,
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
         text TEXT NOT NULL UNIQUE,
         examples INTEGER NOT NULL,
-        crc INTEGER NOT NULL
+        crc INTEGER
     );
     CREATE TABLE candidates (
-        id INTEGER PRIMARY KEY,
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
         digest BLOB NOT NULL UNIQUE,
         labels TEXT NOT NULL
     );
@@ -61,7 +61,16 @@ def version_of(db: sqlite3.Connection) -> int:
     return found
 
 
-def migrate(db: sqlite3.Connection, steps: Sequence[str] = MIGRATIONS) -> None:
+def create(db: sqlite3.Connection, meta: Mapping[str, str]) -> None:
+    """Empty tables, and what is to be known of them for ever; all of it or nothing."""
+    migrate(db, MIGRATIONS, meta)
+
+
+def migrate(
+    db: sqlite3.Connection,
+    steps: Sequence[str] = MIGRATIONS,
+    meta: Mapping[str, str] | None = None,
+) -> None:
     """Bring the tables to the newest version, all the way or not at all.
 
     >>> db = sqlite3.connect(":memory:", isolation_level=None)
@@ -77,6 +86,7 @@ def migrate(db: sqlite3.Connection, steps: Sequence[str] = MIGRATIONS) -> None:
         for step in steps[version:]:
             for statement in step.split(";"):
                 db.execute(statement)
+        db.executemany("INSERT INTO meta VALUES (?, ?)", (meta or {}).items())
         db.execute(f"PRAGMA application_id = {APPLICATION}")
         db.execute(f"PRAGMA user_version = {len(steps)}")
         db.execute("COMMIT")

@@ -1,14 +1,11 @@
-"""The memory in a SQLite database, and the same one in RAM."""
+"""The memory in a SQLite database."""
 
 from __future__ import annotations
 
-import hashlib
-import json
+import os
 import sqlite3
-import struct
 import threading
 import warnings
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,30 +14,33 @@ from typing import Any, NamedTuple, Self
 
 from anytimecl.errors import StoreError
 from anytimecl.memory.cache import Cache
+from anytimecl.memory.checks import checksum
 from anytimecl.memory.contract import Event, Example, Row, StoreWarning
-from anytimecl.memory.database import connect, is_damage, telling
-from anytimecl.memory.schema import migrate
+from anytimecl.memory.database import is_damage, telling
+from anytimecl.memory.journal import Journal
 from anytimecl.memory.stream import Stream
+from anytimecl.memory.vocabulary import Vocabulary
 
 CACHE_BYTES = 1 << 30
 _AT_ONCE = 10_000  # rows that an iterator takes while others wait
 
 
 class Place(NamedTuple):
-    """Where an example's record lies, and what its checksum covers beside it."""
+    """Where the record of an example lies, and what else is known of it."""
 
     label: int
     candidates: int | None
     start: int
     size: int
     crc: int
+    key: str | None
 
 
 class Store:
-    """A `Memory` over one connection.
+    """A `Memory` over one connection, made by `open_memory`.
 
-    Every method may be called from any thread; calls take turns. Other processes may read the same
-    files at the same time. Made by `open_memory`.
+    Every method may be called from any thread of the process that opened it; calls take turns.
+    Other processes may read the same files at the same time.
     """
 
     def __init__(
@@ -59,30 +59,22 @@ class Store:
         self.path = path
         self.read_only = read_only
         self.lock = threading.RLock()
+        self.stream = Stream(db)
+        self.vocabulary = Vocabulary(db)
+        self.journal = Journal(db)
+        self.lost: tuple[int, int] | None = None  # first and last number found missing on opening
         self._db: sqlite3.Connection | None = db
+        self._process = os.getpid()
         self._cap = cap
         self._cache = Cache(cache_bytes)
         self._acknowledge = acknowledge
         self._release = release
-        self._sets: dict[int, tuple[str, ...]] = {}  # candidates as read, so that equal ones share
-        self._last_set: tuple[tuple[str, ...], int] | None = None  # as written, with its id
         with telling(path):
-            self.stream = Stream(db)
+            meta = db.execute("SELECT key, value FROM meta").fetchall()
+            self.last = self.journal.last()
             if not read_only:
                 self.stream.load()
-            self.meta: Mapping[str, str] = MappingProxyType(
-                dict(db.execute("SELECT key, value FROM meta").fetchall())
-            )
-            newest = "SELECT max(coalesce((SELECT max(id) FROM example), 0), "
-            newest += "coalesce((SELECT max(number) FROM event), 0))"
-            self.last: int = db.execute(newest).fetchone()[0]
-
-    @property
-    def db(self) -> sqlite3.Connection:
-        """The connection; use it while holding `lock`."""
-        if self._db is None:
-            raise StoreError("The memory is closed: open it again.")
-        return self._db
+        self.meta: Mapping[str, str] = MappingProxyType(dict(meta))
 
     # Writing
 
@@ -96,29 +88,28 @@ class Store:
         return self.append_many([Row(label, record, candidates, key)])[0]
 
     def append_many(self, rows: Iterable[Row | tuple[str, bytes]]) -> list[int]:
+        ready = [Row(*row) for row in rows]  # first of all, since making them may take long
         with self.writing():
-            return [self._append(Row(*row)) for row in rows]
+            return [self.add(row) for row in ready]
 
     def record_event(self, kind: str, data: dict[str, Any]) -> int:
         with self.writing():
-            return self._journal(kind, data)
+            return self.note(kind, data)
 
     def forget(self, ids: Sequence[int]) -> int:
         with self.lock:
             with self.writing():
-                places = [
-                    (example, place)
-                    for example in dict.fromkeys(ids)
-                    if (place := self.place(example))
+                places = {example: self.place(example) for example in ids}
+                gone = [
+                    example for example, place in places.items() if self._remove(example, place)
                 ]
-                for example, place in places:
-                    self._remove(example, place)
-                if not places:
+                if not gone:
                     return 0
-                self._scrub({place.label for _, place in places})
-                self._journal("forget", {"examples": [example for example, _ in places]})
+                self.vocabulary.drop_unused_candidates()
+                self._censor()
+                self.note("forget", {"examples": gone})
             self.truncate_log()
-            return len(places)
+            return len(gone)
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -128,18 +119,42 @@ class Store:
                 raise StoreError("The memory was opened for reading only: open it without that.")
             db, stream = self.db, self.stream
             before = self.last, stream.end, stream.extents
-            db.execute("BEGIN IMMEDIATE")
             try:
+                db.execute("BEGIN IMMEDIATE")
                 yield db
                 db.execute("COMMIT")
             except BaseException:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 self.last, stream.end, stream.extents = before
-                self._last_set = None
+                self.vocabulary.reset()
                 raise
             if self.last != before[0]:
                 self._acknowledge(self.last)
+
+    def add(self, row: Row) -> int:
+        """Store one example, inside a transaction."""
+        known = None if row.key is None else self.has_key(row.key)
+        if known is not None:
+            return known
+        self.last = example = self.last + 1
+        label = self.vocabulary.add_example(row.label)
+        given = row.candidates
+        candidates = None if given is None else self.vocabulary.add_candidates(tuple(given))
+        record = bytes(row.record)
+        crc = checksum(example, label, candidates, record)
+        start = self.stream.put(record)
+        stored = (example, label, candidates, start, len(record), crc, row.key)
+        self.db.execute("INSERT INTO example VALUES (?, ?, ?, ?, ?, ?, ?)", stored)
+        while self._cap is not None and self.vocabulary.total() > self._cap:
+            self._evict()
+        return example
+
+    def note(self, kind: str, data: dict[str, Any]) -> int:
+        """Add an entry to the journal, inside a transaction."""
+        self.last += 1
+        self.journal.write(self.last, kind, data)
+        return self.last
 
     def truncate_log(self) -> None:
         """Move everything from the write-ahead log into the database and empty the log."""
@@ -153,89 +168,50 @@ class Store:
                 stacklevel=3,
             )
 
-    def _append(self, row: Row) -> int:
-        if row.key is not None:
-            known = self.has_key(row.key)
-            if known is not None:
-                return known
-        self.last = example = self.last + 1
-        label = self._count(row.label, 1)
-        candidates = None if row.candidates is None else self._candidates(tuple(row.candidates))
-        record = bytes(row.record)
-        place = Place(label, candidates, self.stream.put(record), len(record), 0)
-        stored = (example, *place[:4], checksum(example, place, record), row.key)
-        self.db.execute("INSERT INTO example VALUES (?, ?, ?, ?, ?, ?, ?)", stored)
-        if self._cap is not None:
-            self._evict()
-        return example
-
     def _evict(self) -> None:
         """Make room: the oldest example of the largest class goes."""
-        assert self._cap is not None
-        largest = "SELECT id, text FROM label ORDER BY examples DESC, id LIMIT 1"
+        label = self.vocabulary.largest()
         oldest = "SELECT min(id) FROM example WHERE label = ?"
-        for _ in range(len(self) - self._cap):
-            label, text = self.db.execute(largest).fetchone()
-            example = self.db.execute(oldest, (label,)).fetchone()[0]
-            place = self.place(example)
-            assert place is not None
-            self._remove(example, place)
-            self._journal("evict", {"example": example, "label": text})
+        example = self.db.execute(oldest, (label,)).fetchone()[0]
+        text = self.vocabulary.text(label)
+        self._remove(example, self.place(example))
+        self.note("evict", {"example": example, "label": text})
 
-    def _remove(self, example: int, place: Place) -> None:
+    def _remove(self, example: int, place: Place | None) -> bool:
+        if place is None:
+            return False
         self._cache.drop(example)
         self.stream.free(place.start, place.size)
         self.db.execute("DELETE FROM example WHERE id = ?", (example,))
-        text = self.db.execute("SELECT text FROM label WHERE id = ?", (place.label,)).fetchone()[0]
-        self._count(text, -1)
+        self.vocabulary.drop_example(place.label)
+        return True
 
-    def _scrub(self, labels: set[int]) -> None:
-        """Remove what examples leave behind: sets of candidates that no other one has."""
-        orphans = "DELETE FROM candidates WHERE id NOT IN "
-        orphans += "(SELECT candidates FROM example WHERE candidates IS NOT NULL)"
-        self.db.execute(orphans)
-        self._sets.clear()
-        self._last_set = None
-
-    def _count(self, text: str, change: int) -> int:
-        """Change how many examples a label has; a label comes and goes with its examples."""
-        known = "SELECT id, examples FROM label WHERE text = ?"
-        row = self.db.execute(known, (text,)).fetchone()
-        if row is None:
-            new = "INSERT INTO label (text, examples, crc) VALUES (?, ?, ?)"
-            done = self.db.execute(new, (text, change, text_checksum(text)))
-            assert done.lastrowid is not None
-            return done.lastrowid
-        if row[1] + change == 0:
-            self.db.execute("DELETE FROM label WHERE id = ?", (row[0],))
-        else:
-            counted = "UPDATE label SET examples = examples + ? WHERE id = ?"
-            self.db.execute(counted, (change, row[0]))
-        return int(row[0])
-
-    def _candidates(self, labels: tuple[str, ...]) -> int:
-        if self._last_set is not None and self._last_set[0] == labels:
-            return self._last_set[1]
-        text = json.dumps(labels, ensure_ascii=False)
-        digest = hashlib.sha256(text.encode()).digest()
-        known = self.db.execute("SELECT id FROM candidates WHERE digest = ?", (digest,)).fetchone()
-        if known is None:
-            new = "INSERT INTO candidates (digest, labels) VALUES (?, ?)"
-            example = self.db.execute(new, (digest, text)).lastrowid
-            assert example is not None
-        else:
-            example = int(known[0])
-        self._last_set = labels, example
-        return example
-
-    def _journal(self, kind: str, data: dict[str, Any]) -> int:
-        self.last = number = self.last + 1
-        text = json.dumps(data, ensure_ascii=False)
-        entry = (number, kind, text, text_checksum(f"{number} {kind} {text}"))
-        self.db.execute("INSERT INTO event VALUES (?, ?, ?, ?)", entry)
-        return number
+    def _censor(self) -> None:
+        """A label that is forgotten must not live on in the journal."""
+        known = self.vocabulary.counts()
+        for number, kind, data in self.journal.of_kind("evict"):
+            if data.pop("label", None) not in {None, *known}:
+                self.journal.write(number, kind, data)
 
     # Reading
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """The connection, with the lock held and errors told in words."""
+        with self.lock, telling(self.path):
+            yield self.db
+
+    @property
+    def db(self) -> sqlite3.Connection:
+        """The connection; use it while holding `lock`."""
+        if self._db is None:
+            raise StoreError("The memory is closed: open it again.")
+        if self._process != os.getpid():
+            raise StoreError(
+                "The memory was opened by the process that started this one: open it here with "
+                "read_only=True."
+            )
+        return self._db
 
     def has_key(self, key: str) -> int | None:
         with self.reading() as db:
@@ -257,80 +233,57 @@ class Store:
         return good
 
     def example(self, example: int) -> Example:
-        with self.reading() as db:
+        with self.reading():
             record = self._record(example)
-            place = self.place(example)
-            assert place is not None
-            text = db.execute("SELECT text FROM label WHERE id = ?", (place.label,)).fetchone()[0]
-            return Example(example, text, record, self._set(place.candidates), example)
+            place = self._known(example)
+            label = self.vocabulary.text(place.label)
+            candidates = self.vocabulary.candidates(place.candidates)
+            return Example(example, label, record, candidates, example)
 
     def ids(self, label: str | None = None) -> Iterator[tuple[int, str]]:
-        only = "" if label is None else " AND label = (SELECT id FROM label WHERE text = :label)"
-        page = f"SELECT id, label FROM example WHERE id > :after{only} ORDER BY id LIMIT {_AT_ONCE}"
-        after: int | None = 0
-        while after is not None:
-            with self.reading() as db:
-                texts = dict(db.execute("SELECT id, text FROM label").fetchall())
-                rows = db.execute(page, {"after": after, "label": label}).fetchall()
-            yield from [(example, texts[number]) for example, number in rows]
-            after = rows[-1][0] if rows else None
+        texts: dict[int, str] = {}
+        for example, number in self.numbered(label):
+            if number not in texts:
+                with self.reading():
+                    texts = self.vocabulary.texts()
+            if number in texts:
+                yield example, texts[number]
+            else:
+                told = f"Left out: example {example}, whose label {number} is damaged or gone."
+                warnings.warn(told, StoreWarning, stacklevel=2)
 
     def labels(self) -> dict[str, int]:
-        with self.reading() as db:
-            return dict(db.execute("SELECT text, examples FROM label ORDER BY id").fetchall())
+        with self.reading():
+            return self.vocabulary.counts()
 
     def candidates(self, ids: Sequence[int]) -> list[tuple[str, ...] | None]:
         with self.reading():
-            return [self._set(self._known(example).candidates) for example in ids]
+            return [self.vocabulary.candidates(self._known(e).candidates) for e in ids]
 
     def events(self, after: int = 0) -> Iterator[Event]:
-        page = "SELECT id, 'learn', NULL, 0 FROM example WHERE id > :after UNION ALL "
-        page += "SELECT number, kind, data, crc FROM event WHERE number > :after "
-        page += f"ORDER BY 1 LIMIT {_AT_ONCE}"
-        while True:
-            with self.reading() as db:
-                rows = db.execute(page, {"after": after}).fetchall()
-            if not rows:
-                return
-            for number, kind, text, crc in rows:
-                if text is None:
-                    yield Event(number, kind, {"example": number})
-                    continue
-                if crc != text_checksum(f"{number} {kind} {text}"):
-                    raise StoreError(f"Event {number} of the memory is damaged: restore a backup.")
-                yield Event(number, kind, json.loads(text))
-            after = rows[-1][0]
+        page = [Event(after, "", {})]
+        while page:
+            with self.reading():
+                page = self.journal.read(page[-1].number, _AT_ONCE)
+            yield from page
 
     def __len__(self) -> int:
-        with self.reading() as db:
-            count = db.execute("SELECT coalesce(sum(examples), 0) FROM label").fetchone()[0]
-            return int(count)
-
-    @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """The connection, with the lock held and errors told in words."""
-        with self.lock, telling(self.path):
-            yield self.db
+        with self.reading():
+            return self.vocabulary.total()
 
     def place(self, example: int) -> Place | None:
         """Where an example lies, or None if there is none."""
-        wanted = "SELECT label, candidates, start, size, crc FROM example WHERE id = ?"
-        row = self.db.execute(wanted, (example,)).fetchone()
+        wanted = "SELECT label, candidates, start, size, crc, key FROM example WHERE id = ?"
+        with blaming(example):
+            row = self.db.execute(wanted, (example,)).fetchone()
         return row and Place(*row)
 
     def fetch(self, example: int, place: Place) -> bytes:
         """The record from disk, checked."""
-        try:
+        with blaming(example):
             record = self.stream.get(place.start, place.size)
-        except sqlite3.DatabaseError as error:
-            if not is_damage(error):
-                raise
-            record = None
-        if record is None or place.crc != checksum(example, place, record):
-            raise StoreError(
-                f"Example {example} of the memory is damaged: its checksum does not fit. Restore a "
-                "backup, or forget the example."
-            )
+        if place.crc != checksum(example, place.label, place.candidates, record):
+            raise damaged(example)
         return record
 
     def _record(self, example: int) -> bytes:
@@ -343,30 +296,48 @@ class Store:
     def _known(self, example: int) -> Place:
         place = self.place(example)
         if place is None:
-            raise StoreError(
-                f"The memory has no example {example}: it was forgotten, or never stored."
-            )
+            told = f"The memory has no example {example}: it was forgotten, or never stored."
+            raise StoreError(told)
         return place
 
-    def _set(self, example: int | None) -> tuple[str, ...] | None:
-        if example is None:
-            return None
-        if example not in self._sets:
-            wanted = "SELECT labels FROM candidates WHERE id = ?"
-            self._sets[example] = tuple(
-                json.loads(self.db.execute(wanted, (example,)).fetchone()[0])
-            )
-        return self._sets[example]
+    def numbered(self, label: str | None = None) -> Iterator[tuple[int, int]]:
+        """(example, number of its label) in order of arrival."""
+        only = "" if label is None else " AND label = (SELECT id FROM label WHERE text = :label)"
+        page = f"SELECT id, label FROM example WHERE id > :after{only} ORDER BY id LIMIT {_AT_ONCE}"
+        rows: list[tuple[int, int]] = [(0, 0)]
+        while rows:
+            after = rows[-1][0]
+            try:
+                with self.reading() as db:
+                    rows = db.execute(page, {"after": after, "label": label}).fetchall()
+            except StoreError as error:
+                rows = self._numbered_by_index(only, after, label, error)
+                yield from rows
+                return
+            yield from rows
+
+    def _numbered_by_index(
+        self, only: str, after: int, label: str | None, error: StoreError
+    ) -> list[tuple[int, int]]:
+        """The same from the index by label, when the table is damaged."""
+        if not isinstance(error.__cause__, sqlite3.Error) or not is_damage(error.__cause__):
+            raise error
+        warnings.warn(f"Some examples cannot be read: {error}", StoreWarning, stacklevel=2)
+        whole = "SELECT id, label FROM example INDEXED BY example_label "
+        whole += f"WHERE label > 0 AND id > :after{only}"
+        with self.reading() as db:
+            return sorted(db.execute(whole, {"after": after, "label": label}).fetchall())
 
     # Closing
 
     def close(self) -> None:
         with self.lock:
-            if self._db is not None:
-                self._db.close()
-                self._db = None
-                self._cache.clear()
-                self._release()
+            if self._db is None or self._process != os.getpid():
+                return
+            self._db.close()
+            self._db = None
+            self._cache.clear()
+            self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -380,43 +351,19 @@ class Store:
         self.close()
 
 
-class RamMemory(Store):
-    """A memory that is gone when it is closed: for tests, trials and throw-away use.
-
-    >>> with RamMemory({"codec": "none"}) as memory:
-    ...     first = memory.append("cat", b"a cat")
-    ...     second = memory.append("dog", b"a dog", candidates=["cat", "dog"])
-    ...     memory.read([second, first]), memory.labels(), len(memory)
-    ([b'a dog', b'a cat'], {'cat': 1, 'dog': 1}, 2)
-    """
-
-    def __init__(
-        self,
-        meta: Mapping[str, str] | None = None,
-        *,
-        cache_bytes: int = CACHE_BYTES,
-        cap: int | None = None,
-    ) -> None:
-        super().__init__(created(None, meta or {}), None, cache_bytes=cache_bytes, cap=cap)
+@contextmanager
+def blaming(example: int) -> Iterator[None]:
+    """Say which example a damaged page belongs to."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if is_damage(error):
+            raise damaged(example) from error
+        raise
 
 
-def created(db: sqlite3.Connection | None, meta: Mapping[str, str]) -> sqlite3.Connection:
-    """A database with empty tables and `meta`; a new one in RAM if none is given."""
-    db = db or connect(None)
-    migrate(db)
-    db.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-    return db
-
-
-def checksum(example: int, place: Place, record: bytes) -> int:
-    """Covers the record and what it means. Signed, which SQLite stores in four bytes."""
-    about = struct.pack("<qqq", example, place.label, place.candidates or 0)
-    return _signed(zlib.crc32(record, zlib.crc32(about)))
-
-
-def text_checksum(text: str) -> int:
-    return _signed(zlib.crc32(text.encode()))
-
-
-def _signed(crc: int) -> int:
-    return crc - (1 << 32) if crc >> 31 else crc
+def damaged(example: int) -> StoreError:
+    return StoreError(
+        f"Example {example} of the memory is damaged: its bytes are not those that were stored. "
+        "Run `anytimecl memory verify` to see what else is, and restore a backup."
+    )

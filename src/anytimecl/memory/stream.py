@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 
+from anytimecl.memory.database import is_damage
 from anytimecl.memory.schema import PAGE
 
 # See "B-tree Cell Format" in SQLite's file format: a long payload keeps `least` bytes in the leaf
@@ -44,7 +45,12 @@ class Stream:
 
     def put(self, data: bytes) -> int:
         """Store the bytes, and return where they start."""
-        start = self._allocate(len(data))
+        if not data:
+            return 0
+        start = self._hole(len(data))
+        if start is not None and self._written(start, data):
+            return start
+        start, self.end = self.end, self.end + len(data)
         self.write(start, data)
         return start
 
@@ -58,9 +64,12 @@ class Stream:
 
     def free(self, start: int, size: int) -> None:
         """Overwrite a range with zeros and make it a hole, one with the holes beside it."""
-        if not size:
+        if not size or not self._written(start, bytes(size)):
             return
-        self.write(start, bytes(size))
+        self.make_hole(start, size)
+
+    def make_hole(self, start: int, size: int) -> None:
+        """Note a blank range as free, one with the free ranges beside it."""
         before = "SELECT start, size FROM hole WHERE start < ? ORDER BY start DESC LIMIT 1"
         previous = self._db.execute(before, (start,)).fetchone()
         if previous and previous[0] + previous[1] == start:
@@ -92,12 +101,22 @@ class Stream:
                 self.extents = extent + 1
             done += len(part)
 
-    def _allocate(self, size: int) -> int:
+    def _written(self, start: int, data: bytes) -> bool:
+        """Whether the range could be replaced; one on a damaged page is never used again."""
+        try:
+            self.write(start, data)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            return False
+        return True
+
+    def _hole(self, size: int) -> int | None:
+        """Take the range from the smallest hole that has room for it."""
         best = "SELECT start, size FROM hole WHERE size >= ? ORDER BY size, start LIMIT 1"
-        hole = self._db.execute(best, (size,)).fetchone() if size else None
+        hole = self._db.execute(best, (size,)).fetchone()
         if hole is None:
-            start, self.end = self.end, self.end + size
-            return start
+            return None
         self._fill(hole[0])
         if hole[1] > size:
             left = (hole[0] + size, hole[1] - size)

@@ -1,0 +1,95 @@
+"""Give back the room of what was forgotten.
+
+Records slide down over the holes before them, some at a time. Each time is a transaction: others
+may write in between, and whenever this stops, by a full disk or a killed process, every record is
+in one place or the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from anytimecl.memory.store import Store, blaming, damaged
+from anytimecl.memory.stream import EXTENT
+
+_RECORDS = 256  # that move in one transaction
+_PAGES = 4096  # given back in one transaction
+
+
+def compact(store: Store) -> int:
+    """Close every hole, shrink the files, and return by how many bytes.
+
+    >>> from anytimecl.memory import RamMemory
+    >>> with RamMemory() as memory:
+    ...     ids = memory.append_many(("cat", bytes(10_000)) for _ in range(20))
+    ...     _ = memory.forget(ids[:15])
+    ...     compact(memory) > 100_000, len(memory.read(ids[15:]))
+    (True, 5)
+    """
+    before = _size(store)
+    with store.writing() as db:
+        store.vocabulary.drop_unused_candidates()
+        # Only this needs the records by place, so the index does not stay.
+        db.execute("CREATE INDEX IF NOT EXISTS example_start ON example (start)")
+    while _slide(store):
+        pass
+    with store.writing() as db:
+        db.execute("DROP INDEX example_start")
+        needed = -(-store.stream.end // EXTENT)
+        db.execute("DELETE FROM extent WHERE id >= ?", (needed,))
+        store.stream.extents = min(store.stream.extents, needed)
+    left = _count(store, "freelist_count")
+    while left:
+        with store.reading() as db:
+            db.execute(f"PRAGMA incremental_vacuum({_PAGES})").fetchall()
+        left, previous = _count(store, "freelist_count"), left
+        if left >= previous:
+            break
+    store.truncate_log()
+    return before - _size(store)
+
+
+def _slide(store: Store) -> bool:
+    """Move the records after the first hole down into it; whether there was one."""
+    with store.writing() as db:
+        hole = db.execute("SELECT start FROM hole ORDER BY start LIMIT 1").fetchone()
+        if hole is None:
+            return False
+        after = "SELECT id, start, size FROM example WHERE start >= ? AND size > 0 "
+        after += f"ORDER BY start LIMIT {_RECORDS}"
+        records = db.execute(after, hole).fetchall()
+        target = _move(store, hole[0], records)
+        if len(records) < _RECORDS:
+            db.execute("DELETE FROM hole WHERE start >= ?", hole)
+            store.stream.end = target
+        else:
+            # The holes that were passed are one hole now, before the records still to move.
+            passed = records[-1][1] + records[-1][2]
+            db.execute("DELETE FROM hole WHERE start < ?", (passed,))
+            store.stream.make_hole(target, passed - target)
+        return True
+
+
+def _move(store: Store, target: int, records: Iterable[tuple[int, int, int]]) -> int:
+    """Lay the records end to end from `target` on; returns where they end."""
+    for example, start, size in records:
+        with blaming(example):
+            data = store.stream.get(start, size)
+        if len(data) != size:
+            raise damaged(example)
+        store.stream.write(target, data)
+        # Not even a copy of a record may stay behind, for one day it may be forgotten.
+        stale = max(start, target + size)
+        store.stream.write(stale, bytes(start + size - stale))
+        store.db.execute("UPDATE example SET start = ? WHERE id = ?", (target, example))
+        target += size
+    return target
+
+
+def _count(store: Store, pragma: str) -> int:
+    with store.reading() as db:
+        return int(db.execute(f"PRAGMA {pragma}").fetchone()[0])
+
+
+def _size(store: Store) -> int:
+    return _count(store, "page_count") * _count(store, "page_size")

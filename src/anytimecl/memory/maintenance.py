@@ -1,0 +1,121 @@
+"""What the keeper of a memory does now and then."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from anytimecl.errors import StoreError
+from anytimecl.memory.compaction import compact
+from anytimecl.memory.database import FILE, connect_read_only, telling
+from anytimecl.memory.salvage import Rescued, rescue
+from anytimecl.memory.schema import version_of
+from anytimecl.memory.store import Store
+from anytimecl.memory.verification import Report, verify
+
+__all__ = ["Info", "Report", "Rescued", "backup", "compact", "info", "rescue", "verify"]
+
+
+@dataclass(frozen=True)
+class Info:
+    """A memory in numbers."""
+
+    folder: str | None  # None: in RAM
+    version: int
+    examples: int
+    labels: int
+    events: int  # the number of the last one
+    payload_bytes: int  # records alone
+    disk_bytes: int  # database and write-ahead log
+    free_bytes: int  # holes that new records will fill
+    lost_events: int  # acknowledged once, and missing since some damage
+    meta: Mapping[str, str]
+
+
+def info(store: Store) -> Info:
+    """Count what there is.
+
+    >>> from anytimecl.memory import RamMemory
+    >>> with RamMemory() as memory:
+    ...     _ = memory.append("cat", b"a cat")
+    ...     info(memory).payload_bytes
+    5
+    """
+    with store.reading() as db:
+        lost = [event.data for event in store.journal.of_kind("lost")]
+        return Info(
+            folder=str(store.path.parent) if store.path else None,
+            version=version_of(db),
+            examples=store.vocabulary.total(),
+            labels=len(store.vocabulary.counts()),
+            events=store.journal.last(),
+            payload_bytes=_sum(db, "example"),
+            disk_bytes=_on_disk(store.path, db),
+            free_bytes=_sum(db, "hole"),
+            lost_events=sum(data["last"] - data["first"] + 1 for data in lost),
+            meta=dict(store.meta),
+        )
+
+
+def backup(store: Store, to: Path) -> Path:
+    """Copy the memory into the folder `to`, as it is at this moment, while others go on writing.
+
+    The copy appears all at once, and is a memory like any other. Returns its file.
+
+    >>> import tempfile
+    >>> from anytimecl.memory import RamMemory, open_memory
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with RamMemory() as memory:
+    ...     _ = memory.append("cat", b"a cat")
+    ...     _ = backup(memory, folder)
+    >>> with open_memory(folder) as copy:
+    ...     copy.labels()
+    {'cat': 1}
+    """
+    target = Path(to) / FILE
+    if target.exists():
+        raise StoreError(f"There is a memory in {to} already: choose another folder.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_suffix(".part")
+    try:
+        part.unlink(missing_ok=True)
+        _copy(store, part)
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return target
+
+
+def _copy(store: Store, part: Path) -> None:
+    with telling(part):
+        copy = sqlite3.connect(part)
+        try:
+            if store.path is None:
+                with store.reading() as db:
+                    db.backup(copy)
+            else:
+                # On a connection of its own, so that writers need not wait.
+                source = connect_read_only(store.path)
+                try:
+                    source.backup(copy)
+                finally:
+                    source.close()
+        finally:
+            copy.close()
+    with part.open("r+b") as file:
+        os.fsync(file.fileno())
+
+
+def _sum(db: sqlite3.Connection, table: str) -> int:
+    return int(db.execute(f"SELECT coalesce(sum(size), 0) FROM {table}").fetchone()[0])
+
+
+def _on_disk(path: Path | None, db: sqlite3.Connection) -> int:
+    if path is None:
+        pages = db.execute("PRAGMA page_count").fetchone()[0]
+        return int(pages * db.execute("PRAGMA page_size").fetchone()[0])
+    log = path.with_name(path.name + "-wal")
+    return sum(file.stat().st_size for file in (path, log) if file.exists())

@@ -1,0 +1,31 @@
+"""The same memory without files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from anytimecl.memory.database import connect
+from anytimecl.memory.schema import create
+from anytimecl.memory.store import CACHE_BYTES, Store
+
+
+class RamMemory(Store):
+    """A memory that is gone when it is closed: for tests, trials and throw-away use.
+
+    >>> with RamMemory({"codec": "none"}) as memory:
+    ...     first = memory.append("cat", b"a cat")
+    ...     second = memory.append("dog", b"a dog", candidates=["cat", "dog"])
+    ...     memory.read([second, first]), memory.labels(), len(memory)
+    ([b'a dog', b'a cat'], {'cat': 1, 'dog': 1}, 2)
+    """
+
+    def __init__(
+        self,
+        meta: Mapping[str, str] | None = None,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+        cap: int | None = None,
+    ) -> None:
+        db = connect(None)
+        create(db, meta or {})
+        super().__init__(db, None, cache_bytes=cache_bytes, cap=cap)

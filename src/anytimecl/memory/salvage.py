@@ -1,0 +1,65 @@
+"""Save what can still be read from a damaged memory."""
+
+from __future__ import annotations
+
+import sqlite3
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+from anytimecl.errors import StoreError
+from anytimecl.memory.contract import Row, StoreWarning
+from anytimecl.memory.opening import open_memory
+from anytimecl.memory.store import Store
+
+_AT_ONCE = 1000  # examples in one transaction
+
+
+class Rescued(NamedTuple):
+    """How many examples came along, and which could not."""
+
+    examples: int
+    left_out: tuple[int, ...]
+
+
+def rescue(store: Store, to: Path) -> Rescued:
+    """Write a sound memory with everything that can be read, under the same ids, into `to`.
+
+    >>> import tempfile
+    >>> from anytimecl.memory import RamMemory
+    >>> with RamMemory() as memory:
+    ...     _ = memory.append("cat", b"a cat")
+    ...     rescue(memory, Path(tempfile.mkdtemp()) / "new")
+    Rescued(examples=1, left_out=())
+    """
+    with open_memory(to, create=store.meta) as new, warnings.catch_warnings():
+        warnings.simplefilter("ignore", StoreWarning)  # the result says what they say
+        if new.last:
+            raise StoreError(f"There is a memory in {to} already: choose another folder.")
+        ids = [example for example, _ in store.numbered()]
+        left_out = []
+        for at in range(0, len(ids), _AT_ONCE):
+            with store.reading(), new.writing():
+                left_out += [e for e in ids[at : at + _AT_ONCE] if not _copy(store, new, e)]
+        with store.reading(), new.writing():
+            for number, kind, data in store.journal.sound():
+                new.journal.write(number, kind, data)
+            new.last = store.last  # numbers of what was left out are not given out again
+            new.note("rescue", {"left_out": left_out})
+    return Rescued(len(ids) - len(left_out), tuple(left_out))
+
+
+def _copy(store: Store, new: Store, example: int) -> bool:
+    """Whether the example is whole, and now in the new memory."""
+    try:
+        place = store.place(example)
+        if place is None:
+            return False
+        record = store.fetch(example, place)
+        label = store.vocabulary.text(place.label)
+        candidates = store.vocabulary.candidates(place.candidates)
+    except (StoreError, sqlite3.Error):
+        return False
+    new.last = example - 1  # so that the next number is the same
+    new.add(Row(label, record, candidates, place.key))
+    return True

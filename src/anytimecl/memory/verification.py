@@ -1,0 +1,167 @@
+"""Is everything that was stored still there, and still what it was?"""
+
+from __future__ import annotations
+
+import sqlite3
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from anytimecl.errors import StoreError
+from anytimecl.memory.contract import StoreWarning
+from anytimecl.memory.opening import open_memory
+from anytimecl.memory.store import Store
+from anytimecl.memory.stream import EXTENT
+
+_SHOWN = 20  # ids or findings that a text repeats
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` found.
+
+    >>> print(Report(examples=3, damaged=(2,)))
+    3 examples checked, 1 damaged: 2
+    """
+
+    examples: int
+    damaged: tuple[int, ...] = ()  # ids of examples that cannot be used
+    problems: tuple[str, ...] = ()  # everything else that is wrong with the files
+    lost: tuple[int, int] | None = None  # first and last number acknowledged, then missing
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing at all is wrong."""
+        return not self.damaged and not self.problems and self.lost is None
+
+    def __str__(self) -> str:
+        lines = [f"{self.examples} examples checked, {len(self.damaged)} damaged"]
+        if self.damaged:
+            lines[0] += ": " + ", ".join(map(str, self.damaged[:_SHOWN]))
+        if self.lost:
+            lines.append("events {} to {} were stored, and are lost".format(*self.lost))
+        return "\n".join([*lines, *self.problems[:_SHOWN]])
+
+
+def verify(store: Store) -> Report:
+    """Read everything and check it, on a snapshot, while others go on writing.
+
+    >>> from anytimecl.memory import RamMemory
+    >>> with RamMemory() as memory:
+    ...     _ = memory.append("cat", b"a cat")
+    ...     verify(memory).ok
+    True
+    """
+    with _snapshot(store) as view, warnings.catch_warnings():
+        warnings.simplefilter("ignore", StoreWarning)  # what they say is in the report
+        examples: list[int] = []
+        damaged: set[int] = set()
+        checks = (
+            _records(view, examples, damaged),
+            _structure(view),
+            _texts(view, damaged),
+            _counts(view),
+            _journal(view),
+            _space(view),
+        )
+        problems = tuple(problem for check in checks for problem in _all_told(check))
+        lost = store.lost or view.lost
+        return Report(len(examples), tuple(sorted(damaged)), problems, lost)
+
+
+def _all_told(check: Iterator[str]) -> Iterator[str]:
+    """What a check finds; that it cannot go on is a finding too."""
+    try:
+        yield from check
+    except (StoreError, sqlite3.Error) as error:
+        yield str(error)
+
+
+def _records(view: Store, examples: list[int], damaged: set[int]) -> Iterator[str]:
+    """Every record, against its checksum."""
+    examples += [example for example, _ in view.numbered()]
+    damaged.update(example for example in examples if not _readable(view, example))
+    yield from ()
+
+
+def _readable(view: Store, example: int) -> bool:
+    try:
+        place = view.place(example)
+        if place is None:
+            return False
+        view.fetch(example, place)
+    except (StoreError, sqlite3.Error):
+        return False
+    return True
+
+
+def _structure(view: Store) -> Iterator[str]:
+    """SQLite's own opinion of its pages."""
+    for (message,) in view.db.execute("PRAGMA integrity_check(100)"):
+        if message != "ok":
+            yield str(message)
+
+
+def _texts(view: Store, damaged: set[int]) -> Iterator[str]:
+    """Labels and candidates; an example whose label or candidates are damaged is damaged too."""
+    known = ", ".join(map(str, view.vocabulary.texts())) or "NULL"
+    broken = f"SELECT id FROM example WHERE label NOT IN ({known})"
+    sets = ", ".join(map(str, view.vocabulary.damaged_candidates())) or "NULL"
+    broken += f" OR candidates IN ({sets}) OR (candidates IS NOT NULL AND candidates NOT IN "
+    broken += "(SELECT id FROM candidates))"
+    before = len(damaged)
+    damaged.update(row[0] for row in view.db.execute(broken))
+    if len(damaged) > before:
+        yield f"{len(damaged) - before} examples have a damaged label or set of candidates."
+
+
+def _counts(view: Store) -> Iterator[str]:
+    """How many examples each label has, by its own word and by counting."""
+    told = dict(view.db.execute("SELECT id, examples FROM label").fetchall())
+    counting = "SELECT label, count(*) FROM example INDEXED BY example_label GROUP BY label"
+    counted = dict(view.db.execute(counting).fetchall())
+    for label in sorted(told.keys() | counted.keys()):
+        if told.get(label, 0) != counted.get(label, 0):
+            yield f"Label {label} has {counted.get(label, 0)} examples, not {told.get(label, 0)}."
+
+
+def _journal(view: Store) -> Iterator[str]:
+    for number in view.journal.damaged():
+        yield f"Event {number} is damaged."
+
+
+def _space(view: Store) -> Iterator[str]:
+    """Records and holes lie end to end, and what is free is blank."""
+    ranges = "SELECT start, size, 0 FROM example WHERE size > 0 UNION ALL "
+    ranges += "SELECT start, size, 1 FROM hole ORDER BY 1"
+    end, blank = 0, True
+    for start, size, free in view.db.execute(ranges).fetchall():
+        if start != end:
+            yield f"The records {'overlap' if start < end else 'leave a gap'} at byte {start}."
+        end = max(end, start + size)
+        blank = blank and (not free or _blank(view, start, start + size))
+    extents = view.db.execute("SELECT coalesce(max(id) + 1, 0) FROM extent").fetchone()[0]
+    if not blank or not _blank(view, end, extents * EXTENT):
+        yield "Free space is not blank: damage may have kept something that was forgotten."
+
+
+def _blank(view: Store, start: int, end: int) -> bool:
+    step = 16 * EXTENT
+    pieces = ((at, min(step, end - at)) for at in range(start, end, step))
+    return not any(any(view.stream.get(at, size)) for at, size in pieces)
+
+
+@contextmanager
+def _snapshot(store: Store) -> Iterator[Store]:
+    """A view that does not change, and keeps nobody waiting where there are files."""
+    if store.path is None:
+        with store.reading():
+            yield store
+        return
+    with (
+        open_memory(store.path.parent, read_only=True, cache_bytes=0) as view,
+        view.reading() as db,
+    ):
+        db.execute("BEGIN")
+        yield view
