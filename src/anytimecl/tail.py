@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anytimecl.backbone.spec import TailSpec
+from anytimecl.backbone.trunk import activate, block
 
 Params = Mapping[str, Tensor]
 
@@ -61,6 +62,10 @@ class Seen(NamedTuple):
     cls: Tensor  # [batch, width], raw: it also feeds the residual
     patches: Dense | LowRank  # normalised: the block meets them only through its first norm
 
+    def pick(self, rows: slice) -> Seen:
+        """Some of the images."""
+        return Seen(self.cls[rows], type(self.patches)(*(part[rows] for part in self.patches)))
+
 
 def embed(params: Params, spec: TailSpec, tokens: Tensor | Seen) -> Tensor:
     """Image features [batch, dim], not yet of unit length, from the tokens entering the tail."""
@@ -94,9 +99,7 @@ def single_query_block(params: Params, spec: TailSpec, seen: Seen) -> Tensor:
     gain, shift = params[at + "layer_norm1.weight"], params[at + "layer_norm1.bias"]
     own = normalise(seen.cls, spec.norm_eps)  # [batch, width]
     query = _linear(params, at + "self_attn.q_proj", own * gain + shift)
-    attended = _attend(
-        params, at + "self_attn.", spec.heads, query, own, seen.patches, gain, shift
-    )
+    attended = _attend(params, at + "self_attn.", spec.heads, query, own, seen.patches, gain, shift)
     x = seen.cls + _layer_scale(params, at + "layer_scale1", attended)
     return x + _layer_scale(params, at + "layer_scale2", _mlp(params, spec, at, x))
 
@@ -145,41 +148,12 @@ def _attend(
     return _linear(params, at + "out_proj", values)
 
 
-def block(params: Params, spec: TailSpec, index: int, tokens: Tensor) -> Tensor:
-    """One whole block for every token; what the blocks before the last one need."""
-    at = f"layers.{index}."
-    batch, count, width = tokens.shape
-    x = _norm(params, at + "layer_norm1", tokens, spec.norm_eps)
-    q, k, v = (
-        _linear(params, f"{at}self_attn.{name}_proj", x)
-        .view(batch, count, spec.heads, width // spec.heads)
-        .transpose(1, 2)
-        for name in "qkv"
-    )
-    attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(tokens.shape)
-    attended = _linear(params, at + "self_attn.out_proj", attended)
-    tokens = tokens + _layer_scale(params, at + "layer_scale1", attended)
-    return tokens + _layer_scale(params, at + "layer_scale2", _mlp(params, spec, at, tokens))
-
-
 def _mlp(params: Params, spec: TailSpec, at: str, x: Tensor) -> Tensor:
     return _mlp_of(params, spec, at + "mlp.", _norm(params, at + "layer_norm2", x, spec.norm_eps))
 
 
 def _mlp_of(params: Params, spec: TailSpec, at: str, x: Tensor) -> Tensor:
-    x = _linear(params, at + "fc1", x)
-    if spec.mlp == "swiglu":
-        gate, value = x.chunk(2, dim=-1)
-        return _linear(params, at + "fc2", F.silu(gate) * value)
-    return _linear(params, at + "fc2", _activate(spec.activation, x))
-
-
-def _activate(kind: str, x: Tensor) -> Tensor:
-    if kind == "quick_gelu":
-        return x * torch.sigmoid(1.702 * x)
-    if kind == "silu":
-        return F.silu(x)
-    return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+    return _linear(params, at + "fc2", activate(spec, _linear(params, at + "fc1", x)))
 
 
 def _norm(params: Params, name: str, x: Tensor, eps: float) -> Tensor:

@@ -58,11 +58,12 @@ def block(params: Mapping[str, Tensor], spec: TailSpec, index: int, tokens: Tens
     x = linear("self_attn.out_proj", x)
     tokens = tokens + x * params.get(f"{at}layer_scale1.lambda1", 1.0)
     x = linear("mlp.fc1", norm("layer_norm2", tokens))
-    x = linear("mlp.fc2", _activate(spec, x))
+    x = linear("mlp.fc2", activate(spec, x))
     return tokens + x * params.get(f"{at}layer_scale2.lambda1", 1.0)
 
 
-def _activate(spec: TailSpec, x: Tensor) -> Tensor:
+def activate(spec: TailSpec, x: Tensor) -> Tensor:
+    """What stands between the two layers of a block's MLP."""
     if spec.mlp == "swiglu":
         gate, value = x.chunk(2, dim=-1)
         return F.silu(gate) * value
@@ -100,6 +101,8 @@ class OnnxTrunk:
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors
+        # Threads that spin while they wait take the cores from the tail, which runs right after.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self._session = onnxruntime.InferenceSession(
                 str(file), options, providers=["CPUExecutionProvider"]

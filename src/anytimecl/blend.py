@@ -1,0 +1,190 @@
+"""Two opinions, one answer: how the tuned and the original model share a prediction.
+
+Every blend gives each label a weight `alpha` for the tuned model,
+
+    P(y) = alpha(y) * P_tuned(y) + (1 - alpha(y)) * P_original(y),
+
+and `alpha` is 0 for a label never seen: such a label keeps exactly the original model's
+probability. The weights differ from label to label, so the blended values need not sum to one.
+
+What is known about each model comes from examples scored just before they were learned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-8
+ETA = 0.99  # memory of the estimates: about the last hundred examples of a label
+
+
+@dataclass
+class Record:
+    """How often each model was right about one label, and how often it alone was."""
+
+    seen: int = 0
+    tuned: float = 0.0  # estimated accuracy c_t
+    original: float = 0.0  # estimated accuracy c_o
+    tuned_alone: float = 0.0  # examples that only the tuned model got right, fading
+    original_alone: float = 0.0
+
+    def add(self, tuned: bool, original: bool, eta: float) -> None:
+        """One more example: a plain mean at first, then an exponential moving average."""
+        self.seen += 1
+        # eta = 0.99 gives 1 / (1 - eta) = 99.99..., hence the rounding before the floor.
+        plain = self.seen <= math.floor(round(1 / (1 - eta), 6))
+        rate = 1 / self.seen if plain else 1 - eta
+        self.tuned += rate * (tuned - self.tuned)
+        self.original += rate * (original - self.original)
+        if tuned != original:
+            self.tuned_alone = eta * self.tuned_alone + tuned
+            self.original_alone = eta * self.original_alone + original
+
+
+class Estimates:
+    """What pre-update evidence says of both models, label by label and over all labels.
+
+    >>> estimates = Estimates()
+    >>> estimates.add("cat", tuned=True, original=False)
+    >>> estimates.of("cat").tuned, estimates.of("dog").seen
+    (1.0, 0)
+    """
+
+    def __init__(self, eta: float = ETA) -> None:
+        self.eta = eta
+        self.overall = Record()
+        self._labels: dict[str, Record] = {}
+
+    def add(self, label: str, *, tuned: bool, original: bool) -> None:
+        """An example of `label` was scored by both models, and not yet learned by either."""
+        for record in (self._labels.setdefault(label, Record()), self.overall):
+            record.add(tuned, original, self.eta)
+
+    def of(self, label: str) -> Record:
+        """The record of a label; an empty one if it was never seen."""
+        return self._labels.get(label, Record())
+
+    def forget(self, label: str) -> None:
+        """The label was never seen."""
+        self._labels.pop(label, None)
+
+    def state(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        labels = {label: vars(record) for label, record in self._labels.items()}
+        return {"eta": self.eta, "overall": vars(self.overall), "labels": labels}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Estimates:
+        """Back from `state`."""
+        estimates = cls(state["eta"])
+        estimates.overall = Record(**state["overall"])
+        estimates._labels = {name: Record(**record) for name, record in state["labels"].items()}
+        return estimates
+
+
+@dataclass(frozen=True)
+class Opinions:
+    """Both models on a batch of images, and what is known about each for these labels."""
+
+    tuned: Tensor  # [image, label], probabilities
+    original: Tensor  # [image, label]
+    other: Tensor  # [image], the tuned model's probability of "none of these"
+    records: Sequence[Record]  # [label]
+    overall: Record
+
+    @property
+    def seen(self) -> Tensor:
+        """[label], whether any example of it was learned."""
+        return torch.tensor([record.seen > 0 for record in self.records], device=self.tuned.device)
+
+    def column(self, value: Callable[[Record], float]) -> Tensor:
+        """A number per label, [label]."""
+        return self.tuned.new_tensor([value(record) for record in self.records])
+
+
+Weights = Callable[[Opinions], Tensor]  # [label] or [image, label]; unseen labels are zeroed after
+
+
+def blend(name: str, opinions: Opinions) -> Tensor:
+    """Probabilities [image, label]."""
+    alpha = weights(name, opinions)
+    return alpha * opinions.tuned + (1 - alpha) * opinions.original
+
+
+def weights(name: str, opinions: Opinions) -> Tensor:
+    """The tuned model's weight: [label], or [image, label] where it depends on the image."""
+    alpha = BLENDS[name](opinions)
+    # "tuned" is the one blend that speaks of labels it never saw: it is the comparison.
+    return alpha if name == "tuned" else torch.where(opinions.seen, alpha, 0.0)
+
+
+def paired(opinions: Opinions, prior: float = 5.0, share: float = 10.0) -> Tensor:
+    """The default: trust whoever was right when the two disagreed.
+
+    Examples on which both are right, or both wrong, say nothing about whom to trust. The rest are
+    counted, per label and over all labels; the overall share, which starts `prior` to one for the
+    tuned model (it begins as the original and takes small steps), stands in for `share` counts of
+    each label. Squaring the odds makes the better model win where the evidence is clear.
+    """
+    t, o = opinions.overall.tuned_alone, opinions.overall.original_alone
+    overall = (t + prior) / (t + o + prior + 1)
+    tuned = opinions.column(lambda record: record.tuned_alone) + share * overall
+    original = opinions.column(lambda record: record.original_alone) + share * (1 - overall)
+    return tuned**2 / (tuned**2 + original**2)
+
+
+def ocw(opinions: Opinions) -> Tensor:
+    """The paper's Online Class-wise Weighting: in proportion to the estimated accuracies."""
+    tuned = opinions.column(lambda record: record.tuned)
+    original = opinions.column(lambda record: record.original)
+    return tuned / (tuned + original + EPSILON)
+
+
+def ocw_other(opinions: Opinions) -> Tensor:
+    """OCW with the tuned model's accuracy scaled by how sure it is that a label applies."""
+    tuned = opinions.column(lambda record: record.tuned) * (1 - opinions.other.unsqueeze(1))
+    original = opinions.column(lambda record: record.original)
+    return tuned / (tuned + original + EPSILON)
+
+
+def ocw_rounded(opinions: Opinions) -> Tensor:
+    """OCW (0/1): one model or the other for each label."""
+    return (ocw(opinions) > 0.5).to(opinions.tuned.dtype)
+
+
+def aim(opinions: Opinions) -> Tensor:
+    """AIM: the mass that the original model puts on seen labels, for each image."""
+    return (opinions.original * opinions.seen).sum(1, keepdim=True)
+
+
+def average(opinions: Opinions) -> Tensor:
+    """Half each."""
+    return torch.full_like(opinions.tuned[0], 0.5)
+
+
+def tuned_only(opinions: Opinions) -> Tensor:
+    """The tuned model alone, unseen labels included."""
+    return torch.ones_like(opinions.tuned[0])
+
+
+def original_only(opinions: Opinions) -> Tensor:
+    """The original model alone."""
+    return torch.zeros_like(opinions.tuned[0])
+
+
+BLENDS: dict[str, Weights] = {
+    "paired": paired,
+    "ocw": ocw,
+    "ocw_other": ocw_other,
+    "ocw_rounded": ocw_rounded,
+    "aim": aim,
+    "average": average,
+    "tuned": tuned_only,
+    "original": original_only,
+}

@@ -1,0 +1,207 @@
+"""The tuned model: a copy of the tail that takes one step for every new example.
+
+Only the blocks and the "other" bias train; final norm, projection and label embeddings stay as
+they are, so that the features stay in the space of the text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anytimecl.backbone.spec import Spec
+from anytimecl.errors import CheckpointError
+from anytimecl.loss import anytime_loss
+from anytimecl.tail import Params, Seen, embed
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """The paper's settings for learning online, and offline from the whole memory."""
+
+    batch: int = 32
+    lr: float = 9.375e-6  # 6e-4 * 32 / 2048
+    weight_decay: float = 0.05
+    beta: float = 0.1
+    offline_batch: int = 2048
+    offline_lr: float = 6e-4  # at that batch; a smaller one takes proportionally less
+    offline_least_lr: float = 1e-6
+    tune: Literal["block", "classifier", "both"] = "block"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples to learn from, and the labels they are told apart from."""
+
+    tokens: Tensor | Seen
+    target: Tensor  # [example], index into `vectors`
+    vectors: Tensor  # [label, dim], unit: embeddings of the candidate labels
+    rows: Tensor  # [label], each label's number in order of first appearance; -1: never seen
+    allowed: Tensor | None = None  # [example, label]; None: every label is a candidate
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a batch teaches, worked out but not yet applied."""
+
+    logits: Tensor  # [example, label], from before the update; -inf where not a candidate
+    gradients: dict[str, Tensor]
+
+
+class AdamW:
+    """AdamW over named tensors, in place, all of them in one fused call."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], weight_decay: float) -> None:
+        self.weight_decay = weight_decay
+        self.steps = 0
+        self.moments = {
+            n: (torch.zeros_like(p), torch.zeros_like(p)) for n, p in parameters.items()
+        }
+
+    def step(
+        self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], lr: float
+    ) -> None:
+        """Change the parameters that have a gradient."""
+        self.steps += 1
+        moments = [self.moments[name] for name in gradients]
+        torch._fused_adamw_(
+            [parameters[name] for name in gradients],
+            list(gradients.values()),
+            [first for first, _ in moments],
+            [second for _, second in moments],
+            [],
+            [torch.tensor(float(self.steps), device=g.device) for g in gradients.values()],
+            amsgrad=False,
+            lr=lr,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=self.weight_decay,
+            eps=1e-8,
+            maximize=False,
+        )
+
+
+class Learner:
+    """Owns the tuned weights and their optimiser; knows nothing of label texts or storage."""
+
+    def __init__(self, spec: Spec, tail: Mapping[str, Tensor], config: LearnerConfig) -> None:
+        self.spec = spec
+        self.config = config
+        self.original = {name: value.detach() for name, value in tail.items()}
+        self.params = {
+            name: value.clone() if name.startswith("layers.") else value
+            for name, value in self.original.items()
+        }
+        some = next(iter(self.params.values()))
+        self.other = some.new_zeros(())  # the logit of "other", in units of a cosine
+        self.shifts = some.new_zeros(0, spec.dim)  # [label, dim], of a trainable classifier
+        self.optimiser = AdamW(self.trainable(), config.weight_decay)
+
+    def trainable(self) -> dict[str, Tensor]:
+        """What learning changes, by name."""
+        blocks = {} if self.config.tune == "classifier" else self.params
+        names = {name: p for name, p in blocks.items() if name.startswith("layers.")}
+        shifts = {} if self.config.tune == "block" else {"classifier": self.shifts}
+        return names | {"other": self.other} | shifts
+
+    def tuned_logits(self, tokens: Tensor | Seen, vectors: Tensor, rows: Tensor) -> Tensor:
+        """[example, label], from the weights as they are now."""
+        return self._logits(self.params, tokens, _shifted(vectors, self.shifts, rows))
+
+    def original_logits(self, tokens: Tensor | Seen, vectors: Tensor) -> Tensor:
+        """[example, label], from the weights as they always were."""
+        return self._logits(self.original, tokens, vectors)
+
+    @property
+    def other_logit(self) -> Tensor:
+        """The logit of "none of these"."""
+        return self.spec.logit_scale * self.other
+
+    def begin(self, logit: float) -> None:
+        """Place "other" a little below the logit that the very first example gives its label.
+
+        Where cosines lie differs from model to model; five logits below, "other" takes under one
+        per cent from a right answer, and its mass means something from the start.
+        """
+        self.other.fill_((logit - 5) / self.spec.logit_scale)
+
+    def look_ahead(self, batch: Batch) -> Update:
+        """Forward and backward; nothing changes, so predictions may go on meanwhile."""
+        leaves = {name: p.detach().requires_grad_() for name, p in self.trainable().items()}
+        with torch.enable_grad():
+            vectors = _shifted(batch.vectors, leaves.get("classifier", self.shifts), batch.rows)
+            logits = self._logits({**self.params, **leaves}, batch.tokens, vectors)
+            if batch.allowed is not None:
+                logits = logits.masked_fill(~batch.allowed, -torch.inf)
+            other = self.spec.logit_scale * leaves["other"]
+            loss = anytime_loss(logits, other, batch.target, self.config.beta)
+            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        # The key bias cannot change a softmax over keys: it has no gradient, and stays.
+        gradients = {n: g for n, g in zip(leaves, found, strict=True) if g is not None}
+        return Update(logits.detach(), gradients)
+
+    def apply(self, update: Update) -> None:
+        """The online step."""
+        self.optimiser.step(self.trainable(), update.gradients, self.config.lr)
+
+    def apply_offline(
+        self, gradients: Mapping[str, Tensor], optimiser: AdamW, progress: float, size: int
+    ) -> None:
+        """A step of consolidation, `progress` (0 to 1) of the way down the cosine.
+
+        The caller brings a fresh optimiser for each run: moments gathered one example at a time
+        say little about batches of thousands.
+        """
+        least = self.config.offline_least_lr
+        lr = max(self.config.offline_lr * size / self.config.offline_batch, least)
+        lr = least + (lr - least) * (1 + math.cos(math.pi * progress)) / 2
+        optimiser.step(self.trainable(), gradients, lr)
+
+    def make_room(self, labels: int) -> None:
+        """Rows in the trainable classifier, if there is one, for labels never seen before."""
+        missing = labels - len(self.shifts)
+        if self.config.tune == "block" or missing <= 0:
+            return
+        first, second = self.optimiser.moments["classifier"]
+        grown = [F.pad(tensor, (0, 0, 0, missing)) for tensor in (self.shifts, first, second)]
+        self.shifts = grown[0]
+        self.optimiser.moments["classifier"] = (grown[1], grown[2])
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that learning changed; `restore` takes it back."""
+        state = {f"weights.{name}": p for name, p in self.trainable().items()}
+        for name, (first, second) in self.optimiser.moments.items():
+            state[f"first.{name}"], state[f"second.{name}"] = first, second
+        return state | {"steps": torch.tensor(self.optimiser.steps)}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue exactly where `state` was taken."""
+        if "weights.classifier" in state:
+            self.make_room(len(state["weights.classifier"]))
+        current = self.state()
+        if state.keys() != current.keys() or any(
+            state[name].shape != value.shape for name, value in current.items()
+        ):
+            raise CheckpointError("The checkpoint holds the weights of another model or setting.")
+        for name, value in current.items():
+            value.copy_(state[name])
+        self.optimiser.steps = int(state["steps"])
+
+    def _logits(self, params: Params, tokens: Tensor | Seen, vectors: Tensor) -> Tensor:
+        features = F.normalize(embed(params, self.spec.tail, tokens), dim=-1)
+        return self.spec.logit_scale * features @ vectors.T
+
+
+def _shifted(vectors: Tensor, shifts: Tensor, rows: Tensor) -> Tensor:
+    """Label embeddings [label, dim] as a trainable classifier has moved them."""
+    if not len(shifts):
+        return vectors
+    known = ((rows >= 0) & (rows < len(shifts))).unsqueeze(1)
+    moved = torch.where(known, shifts[rows.clamp(0, len(shifts) - 1)], 0.0)
+    return F.normalize(vectors + moved, dim=-1)

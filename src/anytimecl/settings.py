@@ -1,0 +1,60 @@
+"""How a memory is learned from: written into it when it is made, and the same ever after."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+
+from anytimecl.blend import ETA
+from anytimecl.codec import DEFAULT as DEFAULT_CODEC
+from anytimecl.errors import StoreError
+from anytimecl.learner import LearnerConfig
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Fixed when a memory is created, except for the blend.
+
+    >>> Settings.from_json(Settings(seed=3).to_json()).seed
+    3
+    """
+
+    codec: str = DEFAULT_CODEC
+    sampler: str = "class_balanced"
+    blend: str = "paired"
+    eta: float = ETA
+    seed: int = 0
+    templates: tuple[str, ...] | None = None  # prompts for labels; None: the model's own
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+
+    def to_json(self) -> str:
+        """As text, the same for equal settings."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """Back from `to_json`."""
+        try:
+            values = json.loads(text)
+            values["learner"] = LearnerConfig(**values["learner"])
+            if values["templates"] is not None:
+                values["templates"] = tuple(values["templates"])
+            return cls(**values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(
+                f"This memory was made by another version of anytimecl: {error}."
+            ) from error
+
+    def agreed(self, asked: Settings | None) -> Settings:
+        """These settings, with the blend that is asked for; anything else must be the same."""
+        if asked is None:
+            return self
+        for item in dataclasses.fields(Settings):
+            was, now = getattr(self, item.name), getattr(asked, item.name)
+            if was != now and item.name != "blend":
+                raise StoreError(
+                    f"This memory was made with {item.name}={was!r}, not {now!r}. Open it without "
+                    "settings, or start another memory."
+                )
+        return asked

@@ -1,0 +1,256 @@
+"""Everything that learning changes, and the one way in which an example changes it.
+
+A student depends on nothing but the backbone, the settings and the memory's journal. The same
+journal gives the same student, bit for bit, whether it is lived through or repeated after a crash.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from anytimecl.backbone import Backbone
+from anytimecl.blend import Estimates, Opinions, blend
+from anytimecl.checkpoint import Checkpoint
+from anytimecl.codec import Codec
+from anytimecl.errors import CheckpointError
+from anytimecl.learner import AdamW, Batch, Learner
+from anytimecl.lock import TurnLock
+from anytimecl.memory import Memory
+from anytimecl.sampling import SAMPLERS
+from anytimecl.settings import Settings
+from anytimecl.tail import Seen
+
+OFFLINE_CHUNK = 256  # examples of an offline batch in RAM at once
+Progress = Callable[[int, int], None]  # done, of how many
+
+
+class Learned(NamedTuple):
+    """A learned example, and who had been right about it before."""
+
+    id: int
+    right: bool  # the blended prediction
+    tuned: bool
+    original: bool
+
+
+class Student:
+    """The learner, its estimates, its sampler and its labels. One thread at a time may teach."""
+
+    def __init__(
+        self, backbone: Backbone, codec: Codec, memory: Memory, settings: Settings, lock: TurnLock
+    ) -> None:
+        self.backbone = backbone
+        self.codec = codec
+        self.memory = memory
+        self.settings = settings
+        self.lock = lock  # held while writing, so that no reader sees half an update
+        self.learner = Learner(backbone.spec, backbone.tail, settings.learner)
+        self.estimates = Estimates(settings.eta)
+        self.sampler = SAMPLERS[settings.sampler]()
+        self.labels: list[str] = []  # ever seen, in order of first appearance
+        self.rows: dict[str, int] = {}  # label -> its place in `labels`
+        self.event = 0  # of the journal: how far this student has come
+        self._vectors = torch.empty(0, backbone.spec.dim, device=backbone.device)
+        self._row_of = array("i")  # example -> row of its label; ids are dense enough for that
+
+    @torch.no_grad()
+    def teach(
+        self, example: int, label: str, record: bytes, candidates: Sequence[str] | None
+    ) -> Learned:
+        """The method, once: fill a batch, score the newcomer, update, remember.
+
+        The newcomer is read back from its record, not from the image, so that it can be taught
+        again in the same way.
+        """
+        random = Random(f"{self.settings.seed}:{example}")
+        drawn = self.sampler.draw(self.settings.learner.batch - 1, random)
+        stored = self.memory.read_ok(drawn)
+        self._register(label)
+        names = [label, *(self._label_of(i) for i, _ in stored)]
+        sets = [candidates, *self.memory.candidates([i for i, _ in stored])]
+        batch = self._batch([record, *(r for _, r in stored)], names, sets)
+        target = int(batch.target[0])
+
+        tokens = batch.tokens
+        newcomer = tokens.pick(slice(1)) if isinstance(tokens, Seen) else tokens[:1]
+        original = self.learner.original_logits(newcomer, batch.vectors)[0]
+        if self.learner.optimiser.steps == 0:
+            self.learner.begin(float(original[target]))
+        update = self.learner.look_ahead(batch)
+        tuned = update.logits[0]
+        original = original.masked_fill(tuned == -torch.inf, -torch.inf)
+        learned = Learned(
+            id=example,
+            right=self._blended(tuned, original, batch.rows) == target,
+            tuned=int(tuned.argmax()) == target,
+            original=int(original.argmax()) == target,
+        )
+        with self.lock.writing():
+            self.learner.apply(update)
+            self.estimates.add(label, tuned=learned.tuned, original=learned.original)
+            self._remember(example, label)
+            self.event = example
+        return learned
+
+    @torch.no_grad()
+    def consolidate(self, epochs: int, event: int, progress: Progress | None = None) -> None:
+        """Offline training over all that was stored before `event`, whose number is the seed."""
+        ids = [i for i, _ in self.memory.ids() if i < event]
+        config = self.settings.learner
+        size = min(config.offline_batch, len(ids))
+        steps = epochs * -(-len(ids) // size) if ids else 0
+        optimiser = AdamW(self.learner.trainable(), config.weight_decay)
+        for number, chosen in enumerate(_epochs(ids, size, epochs, Random(event))):
+            gradients = self._offline_gradients(chosen)
+            with self.lock.writing():
+                self.learner.apply_offline(gradients, optimiser, number / steps, size)
+            if progress is not None:
+                progress(number + 1, steps)
+        self.event = event
+
+    def forget(self, examples: dict[int, str], left: dict[str, int], event: int) -> None:
+        """Examples (id -> label) are gone; labels that are not `left` were never seen."""
+        with self.lock.writing():
+            for example, label in examples.items():
+                self.sampler.remove(example, label)
+                if label not in left:
+                    self.estimates.forget(label)
+            self.event = event
+
+    def replay(self, progress: Progress | None = None) -> int:
+        """Live through what the journal holds after `event`; returns how many entries."""
+        count = 0
+        for event in self.memory.events(self.event):
+            if event.kind == "learn":
+                self._repeat(int(event.data["example"]))
+            elif event.kind == "consolidate":
+                self.consolidate(int(event.data["epochs"]), event.number)
+            self.event = event.number
+            count += 1
+            if progress is not None:
+                progress(count, len(self.memory))
+        return count
+
+    def checkpoint(self) -> Checkpoint:
+        """All of it, as of now."""
+        with self.lock.reading():
+            plain = {
+                "estimates": self.estimates.state(),
+                "sampler": self.sampler.state(),
+                "labels": self.labels,
+            }
+            return Checkpoint(
+                event=self.event,
+                fingerprint=self.backbone.spec.fingerprint,
+                config=json.loads(self.settings.to_json()),
+                tensors={name: t.cpu().clone() for name, t in self.learner.state().items()},
+                state=json.loads(json.dumps(plain)),
+            )
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Continue from a checkpoint."""
+        if saved.fingerprint != self.backbone.spec.fingerprint:
+            raise CheckpointError("The checkpoint belongs to another model than its memory.")
+        for label in saved.state["labels"]:
+            self._register(label)
+        self.learner.restore(saved.tensors)
+        self.estimates = Estimates.restored(saved.state["estimates"])
+        for example, label in self.memory.ids():
+            if example > saved.event:
+                break
+            self._remember(example, label)
+        self.sampler.restore(saved.state["sampler"])
+        self.event = saved.event
+
+    def embed(self, labels: Sequence[str]) -> Tensor:
+        """Label embeddings [label, dim]."""
+        return self.backbone.embed_labels(labels, self.settings.templates)
+
+    def _repeat(self, example: int) -> None:
+        for _, record in self.memory.read_ok([example]):  # none, if it was forgotten since
+            stored = self.memory.example(example)
+            self.teach(example, stored.label, record, stored.candidates)
+
+    def _blended(self, tuned: Tensor, original: Tensor, rows: Tensor) -> int:
+        """What would have been answered, as a column of the logits [label]."""
+        records = [self.estimates.of(self.labels[row] if row >= 0 else "") for row in rows.tolist()]
+        opinions = Opinions(
+            tuned=tuned.softmax(0).unsqueeze(0),
+            original=original.softmax(0).unsqueeze(0),
+            other=tuned.new_zeros(1),
+            records=records,
+            overall=self.estimates.overall,
+        )
+        return int(blend(self.settings.blend, opinions)[0].argmax())
+
+    def _batch(
+        self, records: Sequence[bytes], names: Sequence[str], sets: Sequence[Sequence[str] | None]
+    ) -> Batch:
+        """Records with their labels and candidate sets; without a set, every label seen."""
+        device = self.backbone.device
+        tokens = self.codec.decode(records, device)
+        target = torch.tensor([self.rows[name] for name in names], device=device)
+        known = len(self.labels)
+        vectors, rows = self._vectors[:known], torch.arange(known, device=device)
+        if all(some is None for some in sets):
+            return Batch(tokens, target, vectors, rows)
+        extra = sorted({y for some in sets if some is not None for y in some} - self.rows.keys())
+        if extra:
+            vectors = torch.cat([vectors, self.embed(extra)])
+            rows = torch.cat([rows, rows.new_full((len(extra),), -1)])
+        column = self.rows | {name: known + i for i, name in enumerate(extra)}
+        allowed = torch.zeros(len(names), len(vectors), dtype=torch.bool)
+        for i, (name, some) in enumerate(zip(names, sets, strict=True)):
+            if some is None:
+                allowed[i, :known] = True
+            else:
+                allowed[i, [column[y] for y in (*some, name)]] = True
+        return Batch(tokens, target, vectors, rows, allowed.to(device))
+
+    def _offline_gradients(self, chosen: Sequence[int]) -> dict[str, Tensor]:
+        """The mean over an offline batch, worked out in chunks."""
+        total: dict[str, Tensor] = {}
+        for start in range(0, len(chosen), OFFLINE_CHUNK):
+            stored = self.memory.read_ok(chosen[start : start + OFFLINE_CHUNK])
+            names = [self._label_of(i) for i, _ in stored]
+            sets = self.memory.candidates([i for i, _ in stored])
+            update = self.learner.look_ahead(self._batch([r for _, r in stored], names, sets))
+            for name, gradient in update.gradients.items():
+                total[name] = total.get(name, 0) + gradient * (len(stored) / len(chosen))
+        return total
+
+    def _register(self, label: str) -> None:
+        if label in self.rows:
+            return
+        vector = self.embed([label])
+        with self.lock.writing():
+            row = len(self.labels)
+            if row == len(self._vectors):  # double the room, so that a new label costs O(1)
+                room = vector.new_empty(max(16, row), vector.shape[1])
+                self._vectors = torch.cat([self._vectors, room])
+            self._vectors[row] = vector[0]
+            self.labels.append(label)
+            self.rows[label] = row
+            self.learner.make_room(row + 1)
+
+    def _remember(self, example: int, label: str) -> None:
+        self.sampler.add(example, label)
+        self._row_of.extend([-1] * (example + 1 - len(self._row_of)))
+        self._row_of[example] = self.rows[label]
+
+    def _label_of(self, example: int) -> str:
+        return self.labels[self._row_of[example]]
+
+
+def _epochs(ids: list[int], size: int, epochs: int, random: Random) -> Iterator[list[int]]:
+    for _ in range(epochs if ids else 0):
+        order = random.sample(ids, len(ids))
+        for start in range(0, len(order), size):
+            yield order[start : start + size]
