@@ -6,13 +6,15 @@ import struct
 import zlib
 
 
-def checksum(example: int, label: int, candidates: int | None, record: bytes) -> int:
+def checksum(
+    example: int, label: int, candidates: int | None, key: str | None, record: bytes
+) -> int:
     """Covers the record, whose it is and what it is an example of.
 
-    >>> checksum(1, 1, None, b"cat") == checksum(1, 2, None, b"cat")
+    >>> checksum(1, 1, None, None, b"cat") == checksum(1, 2, None, None, b"cat")
     False
     """
-    about = struct.pack("<qqq", example, label, candidates or 0)
+    about = struct.pack("<qqq", example, label, candidates or 0) + (key or "").encode()
     return _signed(zlib.crc32(record, zlib.crc32(about)))
 
 

@@ -28,9 +28,9 @@ def connect(path: Path | None, durability: Durability = "process") -> sqlite3.Co
     """A connection that writes; without a path the database lives in RAM."""
     if durability not in _SYNCHRONOUS:
         raise StoreError(f'Durability is "process" or "full", not {durability!r}.')
-    db = _connect(str(path) if path else ":memory:")
-    try:
-        with telling(path):
+    with telling(path):
+        db = _connect(str(path) if path else ":memory:")
+        try:
             check(db)  # before anything is changed: the file may be somebody else's
             # The next two count only while the file is new.
             db.execute(f"PRAGMA page_size = {PAGE}")
@@ -40,26 +40,23 @@ def connect(path: Path | None, durability: Durability = "process") -> sqlite3.Co
             db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
             db.execute(f"PRAGMA fullfsync = {int(durability == 'full')}")  # macOS alone has it
             db.execute("PRAGMA secure_delete = ON")
-    except BaseException:
-        db.close()
-        raise
+        except BaseException:
+            db.close()
+            raise
     return db
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
     """A connection that only reads, beside the owner's or alone."""
     name = path.resolve().as_uri()
-    db = _connect(f"{name}?mode=ro")
     try:
-        db.execute("SELECT count(*) FROM sqlite_master")
+        return _connect(f"{name}?mode=ro")
     except sqlite3.Error as error:
-        db.close()
         log = path.with_name(path.name + "-wal")
         if _primary(error) not in _SEALED or (log.exists() and log.stat().st_size):
             raise
         # Readers make themselves known in a file. Where none can be made, nobody writes either.
-        db = _connect(f"{name}?mode=ro&immutable=1")
-    return db
+        return _connect(f"{name}?mode=ro&immutable=1")
 
 
 def _connect(name: str) -> sqlite3.Connection:
@@ -70,8 +67,12 @@ def _connect(name: str) -> sqlite3.Connection:
         check_same_thread=False,  # the store's own lock keeps threads apart
         uri=name.startswith("file:"),
     )
-    db.execute(f"PRAGMA cache_size = {-_PAGES_IN_RAM // 1024}")
-    db.execute("PRAGMA cell_size_check = ON")  # damage is an error early, not garbage later
+    try:
+        db.execute(f"PRAGMA cache_size = {-_PAGES_IN_RAM // 1024}")
+        db.execute("PRAGMA cell_size_check = ON")  # damage is an error early, not garbage later
+    except BaseException:
+        db.close()
+        raise
     return db
 
 

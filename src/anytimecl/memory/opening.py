@@ -128,9 +128,12 @@ def _open_read_only(path: Path, cache_bytes: int) -> Store:
     with telling(path):
         db = connect_read_only(path)
         try:
-            if schema.check(db) < len(schema.MIGRATIONS):
+            version = schema.check(db)
+            if not version:
+                raise StoreError(f"There is no memory in {path.parent}.")
+            if version < len(schema.MIGRATIONS):
                 raise StoreError(
-                    f"The memory in {path.parent} has the older version {schema.version_of(db)}: "
+                    f"The memory in {path.parent} has the older version {version}: "
                     "open it once for writing, which brings it up to date."
                 )
             store = Store(db, path, read_only=True, cache_bytes=cache_bytes)

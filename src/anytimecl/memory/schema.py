@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 
 from anytimecl.errors import StoreError
+from anytimecl.memory.checks import text_checksum
 
 APPLICATION = 0x616E7974  # "anyt": tells our files from any other SQLite database
 PAGE = 4096
@@ -18,7 +19,11 @@ PAGE = 4096
 # label number is found as surely as one in a record.
 MIGRATIONS: tuple[str, ...] = (
     """
-    CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+    CREATE TABLE meta (
+        key TEXT PRIMARY KEY,
+        value TEXT NOT NULL,
+        crc INTEGER NOT NULL
+    ) WITHOUT ROWID;
     CREATE TABLE label (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
         text TEXT NOT NULL UNIQUE,
@@ -86,7 +91,8 @@ def migrate(
         for step in steps[version:]:
             for statement in step.split(";"):
                 db.execute(statement)
-        db.executemany("INSERT INTO meta VALUES (?, ?)", (meta or {}).items())
+        rows = [(key, value, text_checksum(key, value)) for key, value in (meta or {}).items()]
+        db.executemany("INSERT INTO meta VALUES (?, ?, ?)", rows)
         db.execute(f"PRAGMA application_id = {APPLICATION}")
         db.execute(f"PRAGMA user_version = {len(steps)}")
         db.execute("COMMIT")
@@ -108,3 +114,13 @@ def check(db: sqlite3.Connection, steps: Sequence[str] = MIGRATIONS) -> int:
             "update anytimecl to open it."
         )
     return version
+
+
+def read_meta(db: sqlite3.Connection) -> dict[str, str]:
+    """What was written down at the beginning; StoreError if that is damaged."""
+    rows = db.execute("SELECT key, value, crc FROM meta").fetchall()
+    for key, value, crc in rows:
+        if crc != text_checksum(key, value):
+            told = f"What the memory says of itself is damaged ({key}): restore a backup."
+            raise StoreError(told)
+    return {key: value for key, value, _ in rows}

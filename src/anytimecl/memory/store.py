@@ -18,6 +18,7 @@ from anytimecl.memory.checks import checksum
 from anytimecl.memory.contract import Event, Example, Row, StoreWarning
 from anytimecl.memory.database import is_damage, telling
 from anytimecl.memory.journal import Journal
+from anytimecl.memory.schema import read_meta
 from anytimecl.memory.stream import Stream
 from anytimecl.memory.vocabulary import Vocabulary
 
@@ -70,11 +71,10 @@ class Store:
         self._acknowledge = acknowledge
         self._release = release
         with telling(path):
-            meta = db.execute("SELECT key, value FROM meta").fetchall()
+            self.meta: Mapping[str, str] = MappingProxyType(read_meta(db))
             self.last = self.journal.last()
             if not read_only:
                 self.stream.load()
-        self.meta: Mapping[str, str] = MappingProxyType(dict(meta))
 
     # Writing
 
@@ -142,7 +142,7 @@ class Store:
         given = row.candidates
         candidates = None if given is None else self.vocabulary.add_candidates(tuple(given))
         record = bytes(row.record)
-        crc = checksum(example, label, candidates, record)
+        crc = checksum(example, label, candidates, row.key, record)
         start = self.stream.put(record)
         stored = (example, label, candidates, start, len(record), crc, row.key)
         self.db.execute("INSERT INTO example VALUES (?, ?, ?, ?, ?, ?, ?)", stored)
@@ -282,7 +282,7 @@ class Store:
         """The record from disk, checked."""
         with blaming(example):
             record = self.stream.get(place.start, place.size)
-        if place.crc != checksum(example, place.label, place.candidates, record):
+        if place.crc != checksum(example, place.label, place.candidates, place.key, record):
             raise damaged(example)
         return record
 

@@ -1,0 +1,189 @@
+"""Who may open a memory, and which memory can be opened."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.memory.checks import assert_sound, filled
+
+from anytimecl.errors import StoreError
+from anytimecl.memory import StoreWarning, open_memory, schema
+from anytimecl.memory.database import FILE
+
+OWNER = """
+import sys
+from pathlib import Path
+from anytimecl.memory import open_memory
+memory = open_memory(Path(sys.argv[1]), create={})
+memory.append("cat", b"one")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def another_owner(folder: Path) -> Iterator[int]:
+    """Another process that has the memory open; gives its id."""
+    code = [sys.executable, "-c", OWNER, str(folder)]
+    with subprocess.Popen(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        try:
+            yield process.pid
+        finally:
+            process.stdin.close()
+
+
+def test_a_second_owner_is_told_who_the_first_is(tmp_path: Path) -> None:
+    with another_owner(tmp_path) as owner:
+        with pytest.raises(StoreError, match=rf"in use by process {owner}: .*read_only=True"):
+            open_memory(tmp_path)
+        with open_memory(tmp_path, read_only=True) as memory:
+            assert memory.labels() == {"cat": 1}
+            with pytest.raises(StoreError, match="reading only"):
+                memory.append("dog", b"two")
+            assert_sound(memory)
+    with open_memory(tmp_path) as memory:
+        memory.append("dog", b"two")
+
+
+def test_the_same_process_may_not_own_it_twice_either(tmp_path: Path) -> None:
+    with open_memory(tmp_path, create={}):
+        with pytest.raises(StoreError, match=f"in use by process {os.getpid()}"):
+            open_memory(tmp_path)
+        with pytest.raises(StoreError, match="in use"):  # the failure above freed nothing
+            open_memory(tmp_path)
+    open_memory(tmp_path).close()
+
+
+def test_a_reader_sees_what_the_owner_adds(tmp_path: Path) -> None:
+    with open_memory(tmp_path, create={}) as owner:
+        owner.append("cat", b"one")
+        with open_memory(tmp_path, read_only=True) as reader:
+            owner.append("dog", b"two")
+            assert reader.labels() == {"cat": 1, "dog": 1}
+            assert reader.read([1, 2]) == [b"one", b"two"]
+            assert len(reader) == 2
+
+
+def test_a_reader_in_the_middle_of_things_delays_secure_deletion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anytimecl.memory.database._PATIENCE", 0.1)
+    with open_memory(tmp_path, create={}) as owner:
+        example = owner.append("cat", b"one")
+        with open_memory(tmp_path, read_only=True) as reader:
+            reader.db.execute("BEGIN")
+            assert len(reader) == 1
+            with pytest.warns(StoreWarning, match="keeps old bytes alive"):
+                assert owner.forget([example]) == 1
+            assert len(owner) == 0
+
+
+def test_a_sealed_folder_can_be_read(tmp_path: Path) -> None:
+    folder = tmp_path / "memory"
+    records = filled(folder, 5)
+    for path in (*tmp_path.parents[:2], tmp_path):
+        path.chmod(0o755)
+    for path in folder.iterdir():
+        path.chmod(0o444)
+    folder.chmod(0o555)
+    root = hasattr(os, "geteuid") and os.geteuid() == 0
+    if root:
+        os.seteuid(65534)  # root may write anywhere, so be somebody else for a while
+    try:
+        with open_memory(folder, read_only=True) as memory:
+            assert memory.read(range(1, 6)) == records
+            assert_sound(memory)
+        with pytest.raises((StoreError, OSError)):
+            open_memory(folder)
+    finally:
+        if root:
+            os.seteuid(0)
+        folder.chmod(0o755)
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_where_there_is_no_memory(tmp_path: Path, read_only: bool) -> None:
+    with pytest.raises(StoreError, match="no memory in"):
+        open_memory(tmp_path / "none", read_only=read_only)
+    assert not (tmp_path / "none").exists()
+    (tmp_path / FILE).touch()
+    with pytest.raises(StoreError, match="no memory in"):
+        open_memory(tmp_path, read_only=read_only)
+    with open_memory(tmp_path, create={"a": "b"}) as memory:
+        assert memory.meta == {"a": "b"}
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_foreign_files_are_refused_and_left_alone(tmp_path: Path, read_only: bool) -> None:
+    path = tmp_path / FILE
+    path.write_bytes(b"not a database at all" * 1000)
+    with pytest.raises(StoreError, match="damaged"):
+        open_memory(tmp_path, read_only=read_only)
+    path.unlink()
+    foreign = sqlite3.connect(path)
+    foreign.execute("CREATE TABLE theirs (id)")
+    foreign.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="not a memory"):
+        open_memory(tmp_path, create={}, read_only=read_only)
+    assert path.read_bytes() == before
+
+
+def test_an_older_version_is_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = filled(tmp_path, 10)
+    newer = (*schema.MIGRATIONS, "ALTER TABLE example ADD COLUMN note TEXT; CREATE TABLE more (a)")
+    monkeypatch.setattr(schema, "MIGRATIONS", newer)
+    monkeypatch.setattr(schema.check, "__defaults__", (newer,))
+    monkeypatch.setattr(schema.migrate, "__defaults__", (newer, None))
+    with pytest.raises(StoreError, match="older version 1: open it once for writing"):
+        open_memory(tmp_path, read_only=True)
+    with open_memory(tmp_path) as memory:
+        assert schema.version_of(memory.db) == 2
+        assert memory.db.execute("SELECT count(*) FROM more").fetchone() == (0,)
+        assert memory.read(range(1, 11)) == records
+        assert_sound(memory)
+
+
+def test_a_migration_that_fails_changes_nothing(tmp_path: Path) -> None:
+    filled(tmp_path, 3)
+    db = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    steps = (*schema.MIGRATIONS, "CREATE TABLE more (a)", "CREATE TABLE more (a)")
+    with pytest.raises(sqlite3.OperationalError, match="already exists"):
+        schema.migrate(db, steps)
+    assert schema.version_of(db) == 1
+    assert not db.execute("SELECT name FROM sqlite_master WHERE name = 'more'").fetchall()
+    db.close()
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_newer_version_is_refused(tmp_path: Path, read_only: bool) -> None:
+    filled(tmp_path, 3)
+    db = sqlite3.connect(tmp_path / FILE)
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(StoreError, match=r"version 99, .*update anytimecl"):
+        open_memory(tmp_path, read_only=read_only)
+
+
+@pytest.mark.parametrize(("durability", "synchronous"), [("process", 1), ("full", 2)])
+def test_durability_is_set(tmp_path: Path, durability: str, synchronous: int) -> None:
+    with open_memory(tmp_path, create={}, durability=durability) as memory:  # type: ignore[arg-type]
+        assert memory.db.execute("PRAGMA synchronous").fetchone() == (synchronous,)
+        assert memory.db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert memory.db.execute("PRAGMA page_size").fetchone() == (4096,)
+        assert memory.append("cat", b"one") == 1
+
+
+def test_an_unknown_durability_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match='"process" or "full"'):
+        open_memory(tmp_path, create={}, durability="none")  # type: ignore[arg-type]
