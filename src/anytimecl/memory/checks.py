@@ -14,13 +14,23 @@ def checksum(
     >>> checksum(1, 1, None, None, b"cat") == checksum(1, 2, None, None, b"cat")
     False
     """
-    about = struct.pack("<qqq", example, label, candidates or 0) + (key or "").encode()
+    about = struct.pack("<qqq", example, label, candidates or 0) + as_bytes(key or "")
     return _signed(zlib.crc32(record, zlib.crc32(about)))
 
 
 def text_checksum(*parts: str | int) -> int:
     """Covers the parts and their order."""
-    return _signed(zlib.crc32("\0".join(map(str, parts)).encode()))
+    return _signed(zlib.crc32(as_bytes("\0".join(map(str, parts)))))
+
+
+def as_bytes(text: str) -> bytes:
+    """UTF-8, and the other way round of `as_text` for what is not."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def as_text(stored: bytes) -> str:
+    """Text from UTF-8; damaged text is not an error here, but for its checksum to find."""
+    return stored.decode("utf-8", "surrogateescape")
 
 
 def _signed(crc: int) -> int:

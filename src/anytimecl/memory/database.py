@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from anytimecl.errors import StoreError
+from anytimecl.memory.checks import as_text
 from anytimecl.memory.schema import PAGE, check
 
 FILE = "memory.sqlite3"
@@ -31,10 +32,10 @@ def connect(path: Path | None, durability: Durability = "process") -> sqlite3.Co
     with telling(path):
         db = _connect(str(path) if path else ":memory:")
         try:
-            check(db)  # before anything is changed: the file may be somebody else's
-            # The next two count only while the file is new.
-            db.execute(f"PRAGMA page_size = {PAGE}")
-            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            # Before anything is changed, for the file may be somebody else's.
+            if not check(db):
+                db.execute(f"PRAGMA page_size = {PAGE}")
+                db.execute("PRAGMA auto_vacuum = INCREMENTAL")
             db.execute("PRAGMA journal_mode = WAL")
             db.execute(f"PRAGMA journal_size_limit = {_LONGEST_LOG}")
             db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
@@ -67,6 +68,7 @@ def _connect(name: str) -> sqlite3.Connection:
         check_same_thread=False,  # the store's own lock keeps threads apart
         uri=name.startswith("file:"),
     )
+    db.text_factory = as_text
     try:
         db.execute(f"PRAGMA cache_size = {-_PAGES_IN_RAM // 1024}")
         db.execute("PRAGMA cell_size_check = ON")  # damage is an error early, not garbage later
@@ -101,6 +103,8 @@ def telling(path: Path | None) -> Iterator[None]:
         else:
             told = f"cannot do that: {error}."
         raise StoreError(f"{where} {told}") from error
+    except OverflowError as error:
+        raise StoreError(f"There is no such number in a memory: {error}.") from error
 
 
 def _primary(error: sqlite3.Error) -> int:

@@ -30,11 +30,14 @@ class Journal:
 
     def read(self, after: int, limit: int) -> list[Event]:
         """The next entries, learning among them."""
-        page = "SELECT id, 'learn', NULL, 0 FROM example WHERE id > :after UNION ALL "
-        page += "SELECT number, kind, data, crc FROM event WHERE number > :after "
+        page = "SELECT id, 1, NULL, NULL, NULL FROM example WHERE id > :after UNION ALL "
+        page += "SELECT number, 0, kind, data, crc FROM event WHERE number > :after "
         page += "ORDER BY 1 LIMIT :limit"
         rows = self._db.execute(page, {"after": after, "limit": limit}).fetchall()
-        return [_event(*row) for row in rows]
+        return [
+            Event(number, "learn", {"example": number}) if learnt else _event(number, *entry)
+            for number, learnt, *entry in rows
+        ]
 
     def of_kind(self, kind: str) -> list[Event]:
         """Every entry of one kind other than `learn`."""
@@ -59,9 +62,7 @@ class Journal:
         return [row[0] for row in rows if row[3] != text_checksum(*row[:3])]
 
 
-def _event(number: int, kind: str, text: str | None, crc: int) -> Event:
-    if text is None:
-        return Event(number, kind, {"example": number})
+def _event(number: int, kind: str, text: str, crc: int) -> Event:
     if crc != text_checksum(number, kind, text):
         raise StoreError(f"Event {number} of the memory is damaged: restore a backup.")
     return Event(number, kind, json.loads(text))

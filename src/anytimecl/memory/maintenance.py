@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from anytimecl.errors import StoreError
 from anytimecl.memory.compaction import compact
 from anytimecl.memory.database import FILE, connect_read_only, telling
+from anytimecl.memory.opening import refuse_to_replace
 from anytimecl.memory.salvage import Rescued, rescue
 from anytimecl.memory.schema import version_of
 from anytimecl.memory.store import Store
@@ -76,8 +76,7 @@ def backup(store: Store, to: Path) -> Path:
     {'cat': 1}
     """
     target = Path(to) / FILE
-    if target.exists():
-        raise StoreError(f"There is a memory in {to} already: choose another folder.")
+    refuse_to_replace(to)
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_suffix(".part")
     try:

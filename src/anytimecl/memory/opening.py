@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from anytimecl.errors import StoreError
@@ -62,6 +63,12 @@ def open_memory(
         raise
 
 
+def refuse_to_replace(folder: Path) -> None:
+    """StoreError if there is a memory in the folder that a copy is meant for."""
+    if (Path(folder) / FILE).exists():
+        raise StoreError(f"There is a memory in {folder} already: choose another folder.")
+
+
 def _open_owned(
     path: Path,
     create: Mapping[str, str] | None,
@@ -70,8 +77,9 @@ def _open_owned(
     cap: int | None,
     owner: OwnerLock,
 ) -> Store:
-    db = connect(path, durability)
-    try:
+    with ExitStack() as opened:  # closes everything, unless all goes well
+        db = connect(path, durability)
+        opened.callback(db.close)
         with telling(path):
             new = schema.check(db) == 0
             if new and create is None:  # an empty file: its making was cut short
@@ -81,6 +89,7 @@ def _open_owned(
             else:
                 schema.migrate(db)
         mark = Mark(path.with_name(MARK))
+        opened.callback(mark.close)
         promised = 0 if new else read_mark(path.with_name(MARK))
 
         def release() -> None:
@@ -95,23 +104,18 @@ def _open_owned(
             acknowledge=mark.put,
             release=release,
         )
-    except BaseException:
-        db.close()
-        raise
-    if promised > store.last:
         _admit_loss(store, promised)
-    mark.put(store.last)
+        mark.put(store.last)
+        opened.pop_all()
     return store
 
 
 def _admit_loss(store: Store, promised: int) -> None:
     """Say which numbers are gone, in the journal too, and never give them out again."""
     first = store.last + 1
-    store.lost = first, promised
-    if store.read_only:
+    if promised < first:
         return
-    store.last = promised
-    store.record_event("lost", {"first": first, "last": promised})
+    store.lost = first, promised
     warnings.warn(
         f"The memory in {store.path and store.path.parent} has lost its events {first} to "
         f"{promised}, and the examples with these numbers: its write-ahead log was cut short. "
@@ -119,27 +123,28 @@ def _admit_loss(store: Store, promised: int) -> None:
         StoreWarning,
         stacklevel=4,
     )
+    if not store.read_only:
+        store.last = promised
+        store.record_event("lost", {"first": first, "last": promised})
 
 
 def _open_read_only(path: Path, cache_bytes: int) -> Store:
     if not path.exists():
         raise StoreError(f"There is no memory in {path.parent}.")
     promised = read_mark(path.with_name(MARK))  # before the rest, since the owner may be writing
-    with telling(path):
-        db = connect_read_only(path)
-        try:
+    with ExitStack() as opened:
+        with telling(path):
+            db = connect_read_only(path)
+            opened.callback(db.close)
             version = schema.check(db)
-            if not version:
-                raise StoreError(f"There is no memory in {path.parent}.")
-            if version < len(schema.MIGRATIONS):
-                raise StoreError(
-                    f"The memory in {path.parent} has the older version {version}: "
-                    "open it once for writing, which brings it up to date."
-                )
-            store = Store(db, path, read_only=True, cache_bytes=cache_bytes)
-        except BaseException:
-            db.close()
-            raise
-    if promised > store.last:
+        if not version:
+            raise StoreError(f"There is no memory in {path.parent}.")
+        if version < len(schema.MIGRATIONS):
+            raise StoreError(
+                f"The memory in {path.parent} has the older version {version}: open it once for "
+                "writing, which brings it up to date."
+            )
+        store = Store(db, path, read_only=True, cache_bytes=cache_bytes)
         _admit_loss(store, promised)
+        opened.pop_all()
     return store

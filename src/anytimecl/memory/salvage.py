@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
 from anytimecl.errors import StoreError
-from anytimecl.memory.contract import Row, StoreWarning
-from anytimecl.memory.opening import open_memory
+from anytimecl.memory.contract import Row
+from anytimecl.memory.opening import open_memory, refuse_to_replace
 from anytimecl.memory.store import Store
 
 _AT_ONCE = 1000  # examples in one transaction
@@ -32,11 +31,9 @@ def rescue(store: Store, to: Path) -> Rescued:
     ...     rescue(memory, Path(tempfile.mkdtemp()) / "new")
     Rescued(examples=1, left_out=())
     """
-    with open_memory(to, create=store.meta) as new, warnings.catch_warnings():
-        warnings.simplefilter("ignore", StoreWarning)  # the result says what they say
-        if new.last:
-            raise StoreError(f"There is a memory in {to} already: choose another folder.")
-        ids = [example for example, _ in store.numbered()]
+    refuse_to_replace(to)
+    with open_memory(to, create=store.meta) as new:
+        ids = [example for example, _ in store.numbered(quiet=True)]
         left_out = []
         for at in range(0, len(ids), _AT_ONCE):
             with store.reading(), new.writing():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -282,7 +283,8 @@ class Store:
         """The record from disk, checked."""
         with blaming(example):
             record = self.stream.get(place.start, place.size)
-        if place.crc != checksum(example, place.label, place.candidates, place.key, record):
+            crc = checksum(example, place.label, place.candidates, place.key, record)
+        if crc != place.crc:
             raise damaged(example)
         return record
 
@@ -300,7 +302,9 @@ class Store:
             raise StoreError(told)
         return place
 
-    def numbered(self, label: str | None = None) -> Iterator[tuple[int, int]]:
+    def numbered(
+        self, label: str | None = None, *, quiet: bool = False
+    ) -> Iterator[tuple[int, int]]:
         """(example, number of its label) in order of arrival."""
         only = "" if label is None else " AND label = (SELECT id FROM label WHERE text = :label)"
         page = f"SELECT id, label FROM example WHERE id > :after{only} ORDER BY id LIMIT {_AT_ONCE}"
@@ -311,18 +315,16 @@ class Store:
                 with self.reading() as db:
                     rows = db.execute(page, {"after": after, "label": label}).fetchall()
             except StoreError as error:
-                rows = self._numbered_by_index(only, after, label, error)
-                yield from rows
+                if not isinstance(error.__cause__, sqlite3.Error) or not is_damage(error.__cause__):
+                    raise
+                if not quiet:
+                    warnings.warn(f"Some cannot be read: {error}", StoreWarning, stacklevel=3)
+                yield from self._numbered_by_index(only, after, label)
                 return
             yield from rows
 
-    def _numbered_by_index(
-        self, only: str, after: int, label: str | None, error: StoreError
-    ) -> list[tuple[int, int]]:
+    def _numbered_by_index(self, only: str, after: int, label: str | None) -> list[tuple[int, int]]:
         """The same from the index by label, when the table is damaged."""
-        if not isinstance(error.__cause__, sqlite3.Error) or not is_damage(error.__cause__):
-            raise error
-        warnings.warn(f"Some examples cannot be read: {error}", StoreWarning, stacklevel=2)
         whole = "SELECT id, label FROM example INDEXED BY example_label "
         whole += f"WHERE label > 0 AND id > :after{only}"
         with self.reading() as db:
@@ -353,9 +355,11 @@ class Store:
 
 @contextmanager
 def blaming(example: int) -> Iterator[None]:
-    """Say which example a damaged page belongs to."""
+    """Say which example a damaged page, or a row that makes no sense, belongs to."""
     try:
         yield
+    except (TypeError, struct.error, OverflowError) as error:
+        raise damaged(example) from error
     except sqlite3.Error as error:
         if is_damage(error):
             raise damaged(example) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 
+from anytimecl.errors import StoreError
 from anytimecl.memory.database import is_damage
 from anytimecl.memory.schema import PAGE
 
@@ -17,6 +18,7 @@ from anytimecl.memory.schema import PAGE
 # if the rest fills its overflow pages, and eight such cells fill a leaf. The row's own header
 # takes five bytes.
 _LEAST = (PAGE - 12) * 32 // 255 - 23
+LARGEST = 1 << 28  # bytes of a record, so that a damaged size cannot fill the RAM
 EXTENT = _LEAST + 3 * (PAGE - 4) - 5
 
 
@@ -47,6 +49,8 @@ class Stream:
         """Store the bytes, and return where they start."""
         if not data:
             return 0
+        if len(data) > LARGEST:
+            raise StoreError(f"A record has {len(data)} bytes, and {LARGEST} is the most.")
         start = self._hole(len(data))
         if start is not None and self._written(start, data):
             return start
@@ -55,11 +59,15 @@ class Stream:
         return start
 
     def get(self, start: int, size: int) -> bytes:
-        """The bytes of a range; fewer if some are gone."""
+        """The bytes of a range; fewer, or others, if it is damaged."""
+        if size > LARGEST:
+            return b""
         first, offset = divmod(start, EXTENT)
         last = (start + size - 1) // EXTENT
         wanted = "SELECT data FROM extent WHERE id BETWEEN ? AND ? ORDER BY id"
         parts = [row[0] for row in self._db.execute(wanted, (first, last))]
+        if not all(isinstance(part, bytes) and len(part) == EXTENT for part in parts):
+            return b""
         return b"".join(parts)[offset : offset + size]
 
     def free(self, start: int, size: int) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from anytimecl.errors import StoreError
-from anytimecl.memory.contract import StoreWarning
-from anytimecl.memory.opening import open_memory
+from anytimecl.memory.database import connect_read_only, telling
 from anytimecl.memory.store import Store
 from anytimecl.memory.stream import EXTENT
 
@@ -53,8 +51,7 @@ def verify(store: Store) -> Report:
     ...     verify(memory).ok
     True
     """
-    with _snapshot(store) as view, warnings.catch_warnings():
-        warnings.simplefilter("ignore", StoreWarning)  # what they say is in the report
+    with _snapshot(store) as view:
         examples: list[int] = []
         damaged: set[int] = set()
         checks = (
@@ -66,8 +63,7 @@ def verify(store: Store) -> Report:
             _space(view),
         )
         problems = tuple(problem for check in checks for problem in _all_told(check))
-        lost = store.lost or view.lost
-        return Report(len(examples), tuple(sorted(damaged)), problems, lost)
+        return Report(len(examples), tuple(sorted(damaged)), problems, store.lost)
 
 
 def _all_told(check: Iterator[str]) -> Iterator[str]:
@@ -80,7 +76,7 @@ def _all_told(check: Iterator[str]) -> Iterator[str]:
 
 def _records(view: Store, examples: list[int], damaged: set[int]) -> Iterator[str]:
     """Every record, against its checksum."""
-    examples += [example for example, _ in view.numbered()]
+    examples += [example for example, _ in view.numbered(quiet=True)]
     damaged.update(example for example in examples if not _readable(view, example))
     yield from ()
 
@@ -159,9 +155,8 @@ def _snapshot(store: Store) -> Iterator[Store]:
         with store.reading():
             yield store
         return
-    with (
-        open_memory(store.path.parent, read_only=True, cache_bytes=0) as view,
-        view.reading() as db,
-    ):
+    with telling(store.path):
+        db = connect_read_only(store.path)
+    with Store(db, store.path, read_only=True, cache_bytes=0) as view, view.reading():
         db.execute("BEGIN")
         yield view

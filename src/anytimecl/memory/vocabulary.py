@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterable
 
 from anytimecl.errors import StoreError
-from anytimecl.memory.checks import text_checksum
+from anytimecl.memory.checks import as_bytes, text_checksum
 
 
 class Vocabulary:
@@ -62,7 +62,8 @@ class Vocabulary:
 
     def counts(self) -> dict[str, int]:
         """How many examples each label has, in order of first appearance."""
-        return dict(self._db.execute("SELECT text, examples FROM label ORDER BY id").fetchall())
+        rows = self._db.execute("SELECT id, text, examples, crc FROM label ORDER BY id")
+        return {text: count for id_, text, count, crc in rows if crc == text_checksum(id_, text)}
 
     def largest(self) -> int:
         """The label with most examples; of several the one known for longest."""
@@ -113,4 +114,4 @@ class Vocabulary:
 
 
 def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()
+    return hashlib.sha256(as_bytes(str(text))).digest()

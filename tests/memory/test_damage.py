@@ -1,0 +1,234 @@
+"""Damaged files: found, named, and the rest goes on; never garbage."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.memory.checks import PAGE, assert_sound, filled, flip, overwrite, page_of, record
+
+from anytimecl.errors import StoreError
+from anytimecl.memory import StoreWarning, backup, open_memory, rescue, verify
+from anytimecl.memory.database import FILE
+
+
+def test_a_flipped_bit_in_a_record_is_found_named_and_left_out(tmp_path: Path) -> None:
+    records = filled(tmp_path, 50)
+    flip(tmp_path, (tmp_path / FILE).read_bytes().find(b"<00000017:00000100>") + 5)
+    with open_memory(tmp_path) as memory:
+        with pytest.raises(StoreError, match="Example 17 of the memory is damaged"):
+            memory.read([16, 17, 18])
+        with pytest.warns(StoreWarning, match="Left out: Example 17 "):
+            good = memory.read_ok(range(1, 51))
+        assert good == [(n, data) for n, data in enumerate(records, 1) if n != 17]
+        report = verify(memory)
+        assert report.damaged == (17,)
+        assert not report.ok
+        assert "1 damaged: 17" in str(report)
+        assert memory.read([memory.append("new", b"new")]) == [b"new"]
+        assert memory.forget([17]) == 1
+        assert_sound(memory)
+
+
+def test_a_flipped_bit_in_a_label_number_is_found(tmp_path: Path) -> None:
+    filled(tmp_path, 50)
+    db = sqlite3.connect(tmp_path / FILE)
+    db.execute("UPDATE example SET label = 2 WHERE id = 20")
+    db.commit()
+    db.close()
+    with open_memory(tmp_path) as memory:
+        assert dict(memory.ids())[20] == "label 2"  # the index cannot know
+        with pytest.raises(StoreError, match="Example 20 "):  # but the record does
+            memory.read([20])
+        assert verify(memory).damaged == (20,)
+
+
+def test_a_damaged_label_text_is_found(tmp_path: Path) -> None:
+    filled(tmp_path, 20)
+    page = page_of(tmp_path, b"label 3")
+    content = (tmp_path / FILE).read_bytes()
+    flip(tmp_path, content.find(b"label 3", page * PAGE) + 3)
+    with open_memory(tmp_path) as memory:
+        threes = {n for n in range(1, 21) if n % 5 == 3}
+        with pytest.warns(StoreWarning, match="whose label"):
+            assert {example for example, _ in memory.ids()} == set(range(1, 21)) - threes
+        with pytest.raises(StoreError, match="damaged"):
+            memory.example(3)
+        assert set(verify(memory).damaged) >= threes
+
+
+def test_a_damaged_page_of_the_index_leaves_the_rest_usable(tmp_path: Path) -> None:
+    records = filled(tmp_path, 2000, size=100)
+    db = sqlite3.connect(tmp_path / FILE)
+    leaves = "SELECT pageno FROM dbstat WHERE name = 'example' AND pagetype = 'leaf' ORDER BY path"
+    try:
+        page = db.execute(leaves).fetchall()[3][0]
+    except sqlite3.OperationalError:
+        pytest.skip("this SQLite does not tell which page belongs to what")
+    finally:
+        db.close()
+    overwrite(tmp_path, (page - 1) * PAGE, b"\xa5" * PAGE)
+    with open_memory(tmp_path) as memory:
+        with pytest.warns(StoreWarning, match="Some cannot be read"):
+            ids = list(memory.ids())
+        assert [example for example, _ in ids] == list(range(1, 2001))
+        with pytest.warns(StoreWarning, match="damaged"):
+            good = dict(memory.read_ok([example for example, _ in ids]))
+        assert 1500 < len(good) < 2000
+        assert all(good[example] == records[example - 1] for example in good)
+        assert set(verify(memory).damaged) == set(range(1, 2001)) - good.keys()
+        saved = rescue(memory, tmp_path / "rescued")
+        assert saved.examples == len(good)
+        assert set(saved.left_out) == set(range(1, 2001)) - good.keys()
+    with open_memory(tmp_path / "rescued") as memory:
+        assert dict(memory.ids()) == {e: label for e, label in ids if e in good}
+        assert memory.read(list(good)) == list(good.values())
+        assert memory.append("new", b"") == 2002  # 2001 is the event of the rescue
+        assert_sound(memory)
+
+
+KEPT = [n for n in range(1, 201) if n not in (5, 6, 100)]
+
+
+def size_of(number: int) -> int:
+    return (50, 300, 4400)[number % 3]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A closed memory with something in every table."""
+    folder = tmp_path_factory.mktemp("sound")
+    with open_memory(folder, create={"a": "b"}) as memory:
+        for n in range(1, 201):
+            candidates = [f"set {n % 5}"] if n % 3 else None
+            key = f"key {n}" if n % 2 else None
+            memory.append(f"label {n % 9}", record(n, size_of(n)), candidates, key)
+        memory.forget([5, 6, 100])
+    return folder
+
+
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(place=st.floats(0, 1, exclude_max=True), kind=st.sampled_from(["flip", "zero", "noise"]))
+def test_whatever_is_damaged_nothing_wrong_is_ever_returned(
+    sound: Path, tmp_path: Path, place: float, kind: str
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(sound, folder)
+    size = (folder / FILE).stat().st_size
+    at = int(place * size)
+    if kind == "flip":
+        flip(folder, at)
+    elif kind == "zero":
+        overwrite(folder, at // 512 * 512, bytes(512))
+    else:
+        overwrite(folder, at // PAGE * PAGE, random.Random(at).randbytes(PAGE))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StoreWarning)
+        try:
+            memory = open_memory(folder)
+        except StoreError:
+            return  # the pages that describe the database itself
+        with memory:
+            report = verify(memory)
+            ids = dict(memory.ids())
+            good = dict(memory.read_ok(list(ids)))
+            for example, data in good.items():
+                assert data == record(example, size_of(example))
+                assert ids[example] == f"label {example % 9}"
+            missing = set(KEPT) - good.keys()
+            if report.ok:  # the damage met bytes that nothing uses
+                assert not missing
+            assert missing & ids.keys() <= set(report.damaged)
+
+
+def killed(folder: Path, to: Path) -> Path:
+    """The files as a process would leave them that is killed now."""
+    to.mkdir()
+    for path in folder.iterdir():
+        if not path.name.endswith("-shm"):
+            shutil.copy(path, to)
+    return to
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.7, 0.99])
+def test_a_truncated_log_is_noticed(tmp_path: Path, keep: float) -> None:
+    with open_memory(tmp_path / "owned", create={}) as memory:
+        memory.append_many([("cat", record(n, 4400)) for n in range(1, 11)])
+        memory.truncate_log()
+        for n in range(11, 31):
+            memory.append("dog", record(n, 4400))
+        folder = killed(tmp_path / "owned", tmp_path / "killed")
+    log = folder / f"{FILE}-wal"
+    with log.open("r+b") as file:
+        file.truncate(int(keep * log.stat().st_size))
+    with pytest.warns(StoreWarning, match=r"lost its events \d+ to 30"):
+        reader = open_memory(folder, read_only=True)
+    with reader:
+        assert reader.lost is not None
+        first = reader.lost[0]
+        assert verify(reader).lost == (first, 30)
+    with pytest.warns(StoreWarning, match=f"lost its events {first} to 30"):
+        memory = open_memory(folder)
+    with memory:
+        assert 10 < first <= 30
+        assert [example for example, _ in memory.ids()] == list(range(1, first))
+        assert memory.read(range(1, first)) == [record(n, 4400) for n in range(1, first)]
+        report = verify(memory)
+        assert (report.damaged, report.problems, report.lost) == ((), (), (first, 30))
+        assert f"events {first} to 30 were stored, and are lost" in str(report)
+        assert memory.append("new", b"") == 32  # lost numbers are not used again; 31 tells of them
+    with open_memory(folder) as memory:  # once told is enough, and the journal remembers
+        lost = [event for event in memory.events() if event.kind == "lost"]
+        assert [event.data for event in lost] == [{"first": first, "last": 30}]
+        assert_sound(memory)
+
+
+def test_a_whole_log_is_recovered_without_a_word(tmp_path: Path) -> None:
+    with open_memory(tmp_path / "owned", create={}) as memory:
+        for n in range(1, 31):
+            memory.append("dog", record(n, 4400))
+        folder = killed(tmp_path / "owned", tmp_path / "killed")
+    with open_memory(folder) as memory:
+        assert memory.read(range(1, 31)) == [record(n, 4400) for n in range(1, 31)]
+        assert_sound(memory)
+
+
+def test_a_damaged_event_is_named(tmp_path: Path) -> None:
+    with open_memory(tmp_path, create={}) as memory:
+        memory.append("cat", b"one")
+        memory.record_event("consolidate", {"note": "remarkable"})
+    flip(tmp_path, (tmp_path / FILE).read_bytes().find(b"remarkable"))
+    with open_memory(tmp_path) as memory:
+        with pytest.raises(StoreError, match="Event 2 of the memory is damaged"):
+            list(memory.events())
+        assert verify(memory).problems == ("Event 2 is damaged.",)
+
+
+def test_damaged_meta_is_refused(tmp_path: Path) -> None:
+    with open_memory(tmp_path, create={"fingerprint": "remarkable"}):
+        pass
+    flip(tmp_path, (tmp_path / FILE).read_bytes().find(b"remarkable"))
+    with pytest.raises(StoreError, match="fingerprint"):
+        open_memory(tmp_path)
+
+
+def test_a_backup_replaces_a_damaged_memory(tmp_path: Path) -> None:
+    records = filled(tmp_path / "used", 20)
+    with open_memory(tmp_path / "used") as memory:
+        backup(memory, tmp_path / "kept")
+    overwrite(tmp_path / "used", 0, bytes(PAGE))
+    with pytest.raises(StoreError, match="restore a backup"):
+        open_memory(tmp_path / "used")
+    shutil.copy(tmp_path / "kept" / FILE, tmp_path / "used" / FILE)
+    with open_memory(tmp_path / "used") as memory:
+        assert memory.read(range(1, 21)) == records
+        assert_sound(memory)
