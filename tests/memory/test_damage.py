@@ -63,6 +63,24 @@ def test_a_damaged_label_text_is_found(tmp_path: Path) -> None:
         assert set(verify(memory).damaged) >= threes
 
 
+def test_the_labels_survive_the_loss_of_their_page(tmp_path: Path) -> None:
+    records = filled(tmp_path, 20)
+    db = sqlite3.connect(tmp_path / FILE)
+    root = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'label'").fetchone()[0]
+    db.close()
+    overwrite(tmp_path, (root - 1) * PAGE, b"\xa5" * PAGE)
+    with open_memory(tmp_path) as memory:
+        assert dict(memory.ids()) == {n: f"label {n % 5}" for n in range(1, 21)}
+        assert memory.read(range(1, 21)) == records
+        with pytest.raises(StoreError, match="damaged"):
+            memory.append("new", b"")
+        assert not verify(memory).ok
+        assert rescue(memory, tmp_path / "rescued") == (20, ())
+    with open_memory(tmp_path / "rescued") as memory:
+        assert dict(memory.ids()) == {n: f"label {n % 5}" for n in range(1, 21)}
+        assert_sound(memory)
+
+
 def test_a_damaged_page_of_the_index_leaves_the_rest_usable(tmp_path: Path) -> None:
     records = filled(tmp_path, 2000, size=100)
     db = sqlite3.connect(tmp_path / FILE)

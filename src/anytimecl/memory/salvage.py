@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,9 +36,11 @@ def rescue(store: Store, to: Path) -> Rescued:
     with open_memory(to, create=store.meta) as new:
         ids = [example for example, _ in store.numbered(quiet=True)]
         left_out = []
+        with store.reading():
+            texts = store.vocabulary.texts()
         for at in range(0, len(ids), _AT_ONCE):
             with store.reading(), new.writing():
-                left_out += [e for e in ids[at : at + _AT_ONCE] if not _copy(store, new, e)]
+                left_out += [e for e in ids[at : at + _AT_ONCE] if not _copy(store, new, e, texts)]
         with store.reading(), new.writing():
             for number, kind, data in store.journal.sound():
                 new.journal.write(number, kind, data)
@@ -46,17 +49,16 @@ def rescue(store: Store, to: Path) -> Rescued:
     return Rescued(len(ids) - len(left_out), tuple(left_out))
 
 
-def _copy(store: Store, new: Store, example: int) -> bool:
+def _copy(store: Store, new: Store, example: int, texts: Mapping[int, str]) -> bool:
     """Whether the example is whole, and now in the new memory."""
     try:
         place = store.place(example)
-        if place is None:
+        if place is None or place.label not in texts:
             return False
         record = store.fetch(example, place)
-        label = store.vocabulary.text(place.label)
         candidates = store.vocabulary.candidates(place.candidates)
     except (StoreError, sqlite3.Error):
         return False
     new.last = example - 1  # so that the next number is the same
-    new.add(Row(label, record, candidates, place.key))
+    new.add(Row(texts[place.label], record, candidates, place.key))
     return True

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from anytimecl.errors import StoreError
 from anytimecl.memory.checks import as_bytes, text_checksum
+from anytimecl.memory.database import is_damage
 
 
 class Vocabulary:
@@ -49,7 +50,14 @@ class Vocabulary:
 
     def texts(self) -> dict[int, str]:
         """The labels by number, without those that are damaged."""
-        rows = self._db.execute("SELECT id, text, crc FROM label")
+        try:
+            rows = self._db.execute("SELECT id, text, crc FROM label").fetchall()
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            # The index over the texts has them a second time.
+            whole = "SELECT id, text FROM label INDEXED BY sqlite_autoindex_label_1"
+            return dict(self._db.execute(f"{whole} WHERE text > ''").fetchall())
         return {id_: text for id_, text, crc in rows if crc == text_checksum(id_, text)}
 
     def text(self, number: int) -> str:

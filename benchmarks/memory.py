@@ -1,0 +1,170 @@
+"""A memory of a million records: how fast it opens, how fast it is drawn from, how large it is.
+
+    python -m benchmarks.memory [--records 1000000] [--size 4400] [--labels 1000] [--folder DIR]
+
+Records are random bytes whose sizes vary by a tenth around `--size`. The reference, in the same
+run, is a plain table with one row for each record, at a fiftieth of the count: its disk use in
+proportion to the payload, and its time to read 31 records by id. A memory that `--folder` holds
+already is measured as it is; without `--folder` one is filled (about 6 GB) and removed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from anytimecl.memory import Row, info, open_memory
+from anytimecl.sampling import ClassBalanced
+
+LIMITS = {"open": 3.0, "draw": 1.0, "ram": 150.0, "disk": 1.05}
+DRAWS = 2000
+BATCH = 31
+AT_ONCE = 2000  # records in one transaction while filling
+
+
+def main() -> None:
+    """Fill, measure in a fresh process, print, and fail if a limit is broken."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--size", type=int, default=4400)
+    parser.add_argument("--labels", type=int, default=1000)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.measure:
+        print(json.dumps(measure(chosen.measure)))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = chosen.folder or Path(scratch) / "memory"
+        if not folder.exists():
+            fill(folder, chosen.records, chosen.size, chosen.labels)
+        code = [sys.executable, "-m", "benchmarks.memory", "--measure", str(folder)]
+        found = json.loads(subprocess.run(code, check=True, capture_output=True).stdout)
+        plain = reference(Path(scratch) / "plain.sqlite3", chosen.records // 50, chosen.size)
+    report(found, plain)
+
+
+def report(found: dict[str, float], plain: dict[str, float]) -> None:
+    """Print the figures beside their limits and the reference."""
+    rows = [
+        ("open and rebuild the index", "open", "s", found["open"]),
+        ("class-balanced draw of 31, read", "draw", "ms", found["draw"]),
+        ("resident memory of the index", "ram", "MB", found["ram"]),
+        ("disk, times the payload", "disk", "", found["disk"]),
+    ]
+    print(f"{found['records']:,.0f} records, {found['payload'] / 1e9:.2f} GB of payload")
+    for name, key, unit, value in rows:
+        print(f"{name:34}{value:9.3f} {unit:3} (at most {LIMITS[key]})")
+    print(f"{'the draw again, in the hot set':34}{found['hot']:9.3f} ms")
+    print(f"{'one append, acknowledged':34}{found['append']:9.3f} ms")
+    print(f"{'ids and labels, in order':34}{found['ids']:9.3f} s")
+    print("a plain table, one row a record:")
+    print(f"{'disk, times the payload':34}{plain['disk']:9.3f}     ", end="")
+    print(f"ours / plain {found['disk'] / plain['disk']:.2f}")
+    print(f"{'31 records by id':34}{plain['read']:9.3f} ms  ", end="")
+    print(f"ours / plain {found['draw'] / plain['read']:.2f}")
+    broken = [name for name, key, _, value in rows if value > LIMITS[key]]
+    if broken:
+        sys.exit(f"Over the limit: {', '.join(broken)}.")
+
+
+def fill(folder: Path, records: int, size: int, labels: int) -> None:
+    """Random records under labels of which some are frequent and most are not."""
+    rng = random.Random(0)
+    began = time.perf_counter()
+    with open_memory(folder, create={"benchmark": "memory"}) as memory:
+        for at in range(0, records, AT_ONCE):
+            count = min(AT_ONCE, records - at)
+            memory.append_many([_row(rng, size, labels) for _ in range(count)])
+    spent = time.perf_counter() - began
+    print(f"filled in {spent:.0f} s, {1e6 * spent / records:.0f} µs a record", file=sys.stderr)
+
+
+def measure(folder: Path) -> dict[str, float]:
+    """All figures of ours, in a process that has done nothing else."""
+    resident = _resident()
+    began = time.perf_counter()
+    memory = open_memory(folder)
+    sampler = ClassBalanced()
+    for example, label in memory.ids():
+        sampler.add(example, label)
+    opened = time.perf_counter() - began
+    ram = (_resident() - resident) / 1e6
+    began = time.perf_counter()
+    for _ in memory.ids():
+        pass
+    ids = time.perf_counter() - began
+    rng = random.Random(1)
+    draw = _median(DRAWS, lambda: memory.read(sampler.draw(BATCH, rng)))
+    again = sampler.draw(BATCH, rng)
+    hot = _median(DRAWS, lambda: memory.read(again))
+    row = _row(rng, 4400, 10)
+    numbers = info(memory)
+    append = _median(200, lambda: memory.append(*row))
+    memory.close()
+    return {
+        "records": numbers.examples,
+        "payload": numbers.payload_bytes,
+        "open": opened,
+        "ram": ram,
+        "ids": ids,
+        "draw": draw,
+        "hot": hot,
+        "append": append,
+        "disk": numbers.disk_bytes / numbers.payload_bytes,
+    }
+
+
+def reference(path: Path, records: int, size: int) -> dict[str, float]:
+    """One row a record, in pages of the same size."""
+    rng = random.Random(0)
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA page_size = 4096")
+    db.execute("CREATE TABLE example (id INTEGER PRIMARY KEY, label TEXT, record BLOB)")
+    rows = [_row(rng, size, 10) for _ in range(records)]
+    db.executemany("INSERT INTO example (label, record) VALUES (?, ?)", [row[:2] for row in rows])
+    db.commit()
+    payload = sum(len(row.record) for row in rows)
+
+    def read(ids: Sequence[int]) -> list[bytes]:
+        one = "SELECT record FROM example WHERE id = ?"
+        return [db.execute(one, (example,)).fetchone()[0] for example in ids]
+
+    spent = _median(DRAWS, lambda: read(rng.sample(range(1, records + 1), BATCH)))
+    db.close()
+    return {"disk": path.stat().st_size / payload, "read": spent}
+
+
+def _row(rng: random.Random, size: int, labels: int) -> Row:
+    label = int(labels * rng.random() ** 2)  # the first tenth has a third of the examples
+    return Row(f"label {label}", rng.randbytes(rng.randint(size * 9 // 10, size * 11 // 10)))
+
+
+def _median(times: int, run: Callable[[], object]) -> float:
+    """Milliseconds."""
+    spent = []
+    for _ in range(times):
+        began = time.perf_counter()
+        run()
+        spent.append(time.perf_counter() - began)
+    return 1000 * statistics.median(spent)
+
+
+def _resident() -> int:
+    """Bytes of RAM that this process holds now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    main()
