@@ -37,8 +37,14 @@ class TurnLock:
             if self._writers:
                 turn = self._turn
                 self._waiting += 1
-                self._changed.wait_for(lambda: self._turn != turn)
-                self._owed -= 1
+                try:
+                    self._changed.wait_for(lambda: self._turn != turn)
+                finally:  # an interrupt may end the wait, and nobody may wait for it then
+                    if self._turn == turn:
+                        self._waiting -= 1
+                    else:
+                        self._owed -= 1
+                        self._changed.notify_all()
             self._reading += 1
         try:
             yield
@@ -52,7 +58,13 @@ class TurnLock:
         """Hold while changing things; nobody else is inside."""
         with self._changed:
             self._writers += 1
-            self._changed.wait_for(lambda: not (self._writing or self._reading or self._owed))
+            try:
+                self._changed.wait_for(lambda: not (self._writing or self._reading or self._owed))
+            except BaseException:  # an interrupt
+                self._writers -= 1
+                if not self._writing:
+                    self._next_turn()
+                raise
             self._writing = True
         try:
             yield
@@ -60,6 +72,10 @@ class TurnLock:
             with self._changed:
                 self._writing = False
                 self._writers -= 1
-                self._turn += 1
-                self._owed, self._waiting = self._waiting, 0
-                self._changed.notify_all()
+                self._next_turn()
+
+    def _next_turn(self) -> None:
+        """Let in the readers who waited for a writer."""
+        self._turn += 1
+        self._owed, self._waiting = self._owed + self._waiting, 0
+        self._changed.notify_all()
