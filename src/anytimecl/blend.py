@@ -160,22 +160,23 @@ def ocw_rounded(opinions: Opinions) -> Tensor:
 
 def aim(opinions: Opinions) -> Tensor:
     """AIM: the mass that the original model puts on seen labels, for each image."""
-    return (opinions.original * opinions.seen).sum(1, keepdim=True)
+    mass = (opinions.original * opinions.seen).sum(1, keepdim=True)
+    return mass.clamp(max=1.0)  # a sum of probabilities may end a rounding error above 1
 
 
 def average(opinions: Opinions) -> Tensor:
     """Half each."""
-    return torch.full_like(opinions.tuned[0], 0.5)
+    return opinions.column(lambda record: 0.5)
 
 
 def tuned_only(opinions: Opinions) -> Tensor:
     """The tuned model alone, unseen labels included."""
-    return torch.ones_like(opinions.tuned[0])
+    return opinions.column(lambda record: 1.0)
 
 
 def original_only(opinions: Opinions) -> Tensor:
     """The original model alone."""
-    return torch.zeros_like(opinions.tuned[0])
+    return opinions.column(lambda record: 0.0)
 
 
 BLENDS: dict[str, Weights] = {
