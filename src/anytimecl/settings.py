@@ -6,10 +6,12 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 
-from anytimecl.blend import ETA
+from anytimecl.blend import BLENDS, ETA
+from anytimecl.codec import CODECS
 from anytimecl.codec import DEFAULT as DEFAULT_CODEC
 from anytimecl.errors import StoreError
 from anytimecl.learner import LearnerConfig
+from anytimecl.sampling import SAMPLERS
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,18 @@ class Settings:
     seed: int = 0
     templates: tuple[str, ...] | None = None  # prompts for labels; None: the model's own
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+
+    def __post_init__(self) -> None:
+        """Refuse, before a memory is made with it, what cannot be learned with."""
+        for item, there in (("codec", CODECS), ("sampler", SAMPLERS), ("blend", BLENDS)):
+            if getattr(self, item) not in there:
+                raise ValueError(
+                    f"There is no {item} {getattr(self, item)!r}. There are: {', '.join(there)}."
+                )
+        if not 0 < self.eta < 1:
+            raise ValueError(f"eta lies between 0 and 1, and is not {self.eta!r}.")
+        if self.templates is not None:
+            object.__setattr__(self, "templates", tuple(self.templates))
 
     def to_json(self) -> str:
         """As text, the same for equal settings."""
