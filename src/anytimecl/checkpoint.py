@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +17,9 @@ from torch import Tensor
 
 from anytimecl.errors import CheckpointError
 
-VERSION = 1
+VERSION = 2
 MANIFEST, WEIGHTS = "manifest.json", "learner.safetensors"
+TRIES = 3  # how often an owner may save while a reader reads
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,10 @@ class Checkpoint:
 
 def save(checkpoint: Checkpoint, folder: Path) -> None:
     """Write it as `folder`, in place of an older one, so that a crash leaves one or the other."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    draft = folder.with_name(f".{folder.name}-new")
     try:
+        shutil.rmtree(draft, ignore_errors=True)  # of a crash
+        draft.mkdir(parents=True)
         tensors = {name: value.contiguous() for name, value in checkpoint.tensors.items()}
         save_file(tensors, draft / WEIGHTS)
         manifest = {
@@ -46,12 +47,12 @@ def save(checkpoint: Checkpoint, folder: Path) -> None:
             "event": checkpoint.event,
             "fingerprint": checkpoint.fingerprint,
             "config": checkpoint.config,
-            "crc32": _checksum(draft / WEIGHTS),
             "state": checkpoint.state,
         }
+        manifest["crc32"] = _checksum(draft / WEIGHTS, manifest)
         (draft / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-        for name in (WEIGHTS, MANIFEST):
-            _sync(draft / name)
+        for path in (draft / WEIGHTS, draft / MANIFEST, draft):
+            _sync(path)
         _swap(draft, folder)
     except OSError as error:
         raise CheckpointError(
@@ -65,8 +66,24 @@ def save(checkpoint: Checkpoint, folder: Path) -> None:
 def load(folder: Path) -> Checkpoint | None:
     """The checkpoint there, or None; one that is damaged or foreign is refused."""
     _finish_swap(folder)
-    if not folder.exists():
-        return None
+    return _read(folder) if folder.exists() else None
+
+
+def load_beside_owner(folder: Path) -> Checkpoint | None:
+    """Like `load`, for a process that may change nothing while another one saves."""
+    for attempt in range(TRIES):
+        place = folder if folder.exists() else _old(folder)
+        if not place.exists():
+            continue  # between two renames, or not there
+        try:
+            return _read(place)
+        except CheckpointError:  # it may have been replaced halfway through reading
+            if attempt == TRIES - 1:
+                raise
+    return None
+
+
+def _read(folder: Path) -> Checkpoint:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if manifest.get("format") != "anytimecl checkpoint":
@@ -77,7 +94,7 @@ def load(folder: Path) -> Checkpoint | None:
                 "Use the anytimecl that wrote it, or delete it: the memory holds every example, "
                 "and learning is repeated from it."
             )
-        if _checksum(folder / WEIGHTS) != manifest["crc32"]:
+        if manifest.pop("crc32") != _checksum(folder / WEIGHTS, manifest):
             raise CheckpointError(
                 f"{folder} is damaged. Delete it: learning is repeated from the memory."
             )
@@ -98,6 +115,7 @@ def load(folder: Path) -> Checkpoint | None:
 def _swap(draft: Path, folder: Path) -> None:
     """Put the draft in the folder's place. Two renames: `load` finishes a swap cut between."""
     old = _old(folder)
+    _finish_swap(folder)
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
@@ -116,15 +134,19 @@ def _old(folder: Path) -> Path:
 
 
 def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+    folder = path.is_dir()
+    if folder and os.name == "nt":
+        return  # Windows syncs files alone
+    handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
 
 
-def _checksum(path: Path) -> int:
-    value = 0
+def _checksum(path: Path, manifest: Mapping[str, Any]) -> int:
+    """Of the weights and of everything else."""
+    value = zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
             value = zlib.crc32(chunk, value)

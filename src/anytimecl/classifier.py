@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -24,8 +25,8 @@ from anytimecl.errors import AnytimeError, LabelError, StoreError
 from anytimecl.images import ImageSource, load_image
 from anytimecl.labels import clean_label, clean_labels
 from anytimecl.lock import TurnLock
-from anytimecl.memory import RamMemory, Store, open_memory
-from anytimecl.memory.maintenance import backup
+from anytimecl.memory import RamMemory, Store, StoreWarning, backup, open_memory
+from anytimecl.memory.database import FILE as MEMORY_FILE
 from anytimecl.prediction import predictions
 from anytimecl.settings import Settings
 from anytimecl.student import Learned, Progress, Student
@@ -66,7 +67,8 @@ class AnytimeClassifier:
         self._writer = ThreadPoolExecutor(1, "anytimecl-checkpoint")
         self._written: Future[None] | None = None
         self._student = self._new_student()
-        saved = None if folder is None else checkpoints.load(folder / CHECKPOINT)
+        load = checkpoints.load_beside_owner if memory.read_only else checkpoints.load
+        saved = None if folder is None else load(folder / CHECKPOINT)
         if saved is not None:
             self._student.restore(saved)
         self._unsaved = self._student.replay()  # entries of the journal since the checkpoint
@@ -95,6 +97,9 @@ class AnytimeClassifier:
         if folder is None:
             return cls(backbone, RamMemory(meta, **options), settings or Settings())
         create = None if read_only else meta
+        if not (Path(folder) / MEMORY_FILE).exists():
+            # Before the memory is made: what it is made with, it keeps.
+            make_codec((settings or Settings()).codec, backbone.spec, backbone.tail)
         memory = open_memory(Path(folder), create=create, read_only=read_only, **options)
         try:
             _check_same_model(memory, backbone, folder)
@@ -176,8 +181,12 @@ class AnytimeClassifier:
 
     def consolidate(self, epochs: int = 10, *, progress: Progress | None = None) -> None:
         """Train offline over the whole memory; for any idle moment."""
+        if not isinstance(epochs, int) or epochs < 1:
+            raise ValueError(f"epochs is a whole number from 1, not {epochs!r}.")
         with self._learning:
+            self._catch_up()
             event = self.memory.record_event("consolidate", {"epochs": epochs})
+            self._unsaved += 1
             self._student.consolidate(epochs, event, progress)
             self._save()
 
@@ -189,15 +198,18 @@ class AnytimeClassifier:
         if (example_id is None) == (label is None):
             raise LabelError("Say what to forget: either example_id=... or label=...")
         with self._learning:
+            self._catch_up()
             if label is not None:
-                gone = dict(self.memory.ids(clean_label(label)))
+                gone = [example for example, _ in self.memory.ids(clean_label(label))]
             else:
                 assert example_id is not None
-                gone = {example_id: self.memory.example(example_id).label}
-            count = self.memory.forget(list(gone))
-            *_, last = self.memory.events(self._student.event)
-            self._student.forget(gone, self.memory.labels(), last.number)
-            self._save()  # a later recovery must not look for what is gone
+                gone = [example_id]
+            count = self.memory.forget(gone)
+            if example_id is not None and not count:
+                raise StoreError(f"There is no example {example_id}: it may be forgotten already.")
+            if count:
+                self._catch_up()
+                self._save()  # a later recovery must not look for what is gone
         return count
 
     def rebuild(self, *, progress: Progress | None = None) -> None:
@@ -246,7 +258,7 @@ class AnytimeClassifier:
     @classmethod
     def from_pretrained(cls, folder: str | Path, **options: Any) -> Self:
         """What `save_pretrained` saved; it goes on learning in that folder."""
-        if not Path(folder).is_dir():
+        if not (Path(folder) / MEMORY_FILE).exists():
             raise StoreError(f"There is no saved classifier in {folder}.")
         return cls.open(folder, **options)
 
@@ -254,7 +266,7 @@ class AnytimeClassifier:
         """Write a checkpoint and let go of the memory; a second call does nothing."""
         with self._learning:
             try:
-                if self._unsaved and not self.memory.read_only:
+                if not self._settled() or self._unsaved:
                     self._save()
             finally:
                 self._folder = None
@@ -314,8 +326,16 @@ class AnytimeClassifier:
         with self._learning:
             if key is not None and (known := self.memory.has_key(key)) is not None:
                 return Learned(known, right=True, tuned=True, original=True)
+            self._catch_up()
+            student = self._student
+            new = [name for name in (label, *(candidates or ())) if name not in student.rows]
+            if new:
+                student.embed(new)  # nothing is stored that cannot be taught
             example = self.memory.append(label, record, candidates, key)
-            learned = self._student.teach(example, label, record, candidates)
+            evicted = self.memory.events(example) if self.memory.last > example else ()
+            student.forget([event.data["example"] for event in evicted])
+            learned = student.teach(example, label, record, candidates)
+            student.event = self.memory.last
             self._unsaved += 1
             if self._unsaved >= CHECKPOINT_EVERY:
                 self._save(wait=False)
@@ -324,17 +344,30 @@ class AnytimeClassifier:
     def _new_student(self) -> Student:
         return Student(self.backbone, self._codec, self.memory, self.settings, self._lock)
 
+    def _catch_up(self) -> None:
+        """Live through what the journal has and the student has not: an interrupted lesson."""
+        if self._student.event < self.memory.last:
+            self._student.replay()
+
     def _save(self, wait: bool = True) -> None:
         """A checkpoint, written beside learning unless it must be there at once."""
         self._unsaved = 0
-        if self._folder is None:
+        if self._folder is None or self.memory.read_only:
             return
-        if self._written is not None:
-            self._written.result()
+        self._settled()
         taken = self._student.checkpoint()
         self._written = self._writer.submit(checkpoints.save, taken, self._folder / CHECKPOINT)
         if wait:
-            self._written.result()
+            written, self._written = self._written, None
+            written.result()
+
+    def _settled(self) -> bool:
+        """Wait for the checkpoint that is being written. If it fails, nothing learned is lost."""
+        written, self._written = self._written, None
+        error = None if written is None else written.exception()
+        if error is not None:
+            warnings.warn(str(error), StoreWarning, stacklevel=4)
+        return error is None
 
 
 def _check(label: str, candidates: Sequence[str] | None) -> tuple[str, tuple[str, ...] | None]:

@@ -34,6 +34,13 @@ class LearnerConfig:
     offline_least_lr: float = 1e-6
     tune: Literal["block", "classifier", "both"] = "block"
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot be learned with."""
+        if self.tune not in ("block", "classifier", "both"):
+            raise ValueError(f'tune is "block", "classifier" or "both", not {self.tune!r}.')
+        if self.batch < 1 or self.offline_batch < 1:
+            raise ValueError("A batch holds at least one example.")
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -172,6 +179,15 @@ class Learner:
         grown = [F.pad(tensor, (0, 0, 0, missing)) for tensor in (self.shifts, first, second)]
         self.shifts = grown[0]
         self.optimiser.moments["classifier"] = (grown[1], grown[2])
+
+    def drop_row(self, row: int) -> None:
+        """The trainable classifier, if there is one, forgets a label."""
+        if self.config.tune == "block":
+            return
+        tensors = (self.shifts, *self.optimiser.moments["classifier"])
+        left = [torch.cat([tensor[:row], tensor[row + 1 :]]) for tensor in tensors]
+        self.shifts = left[0]
+        self.optimiser.moments["classifier"] = (left[1], left[2])
 
     def state(self) -> dict[str, Tensor]:
         """Everything that learning changed; `restore` takes it back."""

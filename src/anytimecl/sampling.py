@@ -6,7 +6,7 @@ examples are stored. Randomness comes from the caller, so that a step can be rep
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from itertools import accumulate
 from random import Random
@@ -17,7 +17,7 @@ class Sampler(Protocol):
     """Draws ids of stored examples."""
 
     def add(self, example: int, label: str) -> None:
-        """An example was stored."""
+        """An example was stored; its id is higher than all before."""
 
     def remove(self, example: int, label: str) -> None:
         """An example was forgotten."""
@@ -31,20 +31,19 @@ class Sampler(Protocol):
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take back a `state`, after the stored examples were added."""
+        """Take back a `state`, after those of its examples that are still stored were added."""
 
 
-class _Stateless:
-    """For samplers that the stored examples determine."""
+def _drop(examples: list[int], example: int) -> int:
+    """Take an example out of an ascending list; returns where it was."""
+    place = bisect_left(examples, example)
+    if place == len(examples) or examples[place] != example:
+        raise ValueError(f"There is no example {example}.")
+    del examples[place]
+    return place
 
-    def state(self) -> dict[str, Any]:
-        return {}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        pass
-
-
-class ClassBalanced(_Stateless):
+class ClassBalanced:
     """Uniformly drawn classes, equally many examples of each: the paper's choice.
 
     >>> sampler = ClassBalanced()
@@ -66,7 +65,7 @@ class ClassBalanced(_Stateless):
         self._examples[label].append(example)
 
     def remove(self, example: int, label: str) -> None:
-        self._examples[label].remove(example)
+        _drop(self._examples[label], example)
         if not self._examples[label]:
             del self._examples[label]
             self._labels.remove(label)
@@ -76,6 +75,13 @@ class ClassBalanced(_Stateless):
         each = count // len(classes) if classes else 0
         return [i for label in classes for i in _some(self._examples[label], each, random)]
 
+    def state(self) -> dict[str, Any]:
+        # A label keeps its place even when its first example is forgotten.
+        return {"labels": self._labels}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._labels = [label for label in state["labels"] if label in self._examples]
+
 
 def _some(examples: list[int], count: int, random: Random) -> list[int]:
     """`count` of them: without repeats where there are enough, so that every class weighs alike."""
@@ -84,7 +90,7 @@ def _some(examples: list[int], count: int, random: Random) -> list[int]:
     return random.choices(examples, k=count)
 
 
-class Uniform(_Stateless):
+class Uniform:
     """Any stored example, equally likely."""
 
     def __init__(self) -> None:
@@ -94,10 +100,16 @@ class Uniform(_Stateless):
         self._examples.append(example)
 
     def remove(self, example: int, label: str) -> None:
-        self._examples.remove(example)
+        _drop(self._examples, example)
 
     def draw(self, count: int, random: Random) -> list[int]:
         return random.sample(self._examples, min(count, len(self._examples)))
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        pass
 
 
 class Fifo:
@@ -111,10 +123,10 @@ class Fifo:
         self._examples.append(example)
 
     def remove(self, example: int, label: str) -> None:
-        place = self._examples.index(example)
-        del self._examples[place]
-        if place < self._next:
+        if _drop(self._examples, example) < self._next:
             self._next -= 1
+        if self._next == len(self._examples):
+            self._next = 0
 
     def draw(self, count: int, random: Random) -> list[int]:
         size = len(self._examples)
@@ -123,10 +135,11 @@ class Fifo:
         return drawn
 
     def state(self) -> dict[str, Any]:
-        return {"next": self._next}
+        return {"next": self._examples[self._next] if self._examples else 0}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._next = state["next"]
+        place = bisect_left(self._examples, state["next"])
+        self._next = place if place < len(self._examples) else 0
 
 
 class FrequencyWeighted:
@@ -177,11 +190,12 @@ class FrequencyWeighted:
         return {"buckets": self._buckets}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._place.clear()
+        stored, self._place = self._place, {}
         self._buckets = [[] for _ in self._weights]
         for bucket, examples in enumerate(state["buckets"]):
             for example in examples:
-                self._put(example, bucket)
+                if example in stored:
+                    self._put(example, bucket)
 
 
 SAMPLERS: dict[str, Callable[[], Sampler]] = {

@@ -7,8 +7,7 @@ journal gives the same student, bit for bit, whether it is lived through or repe
 from __future__ import annotations
 
 import json
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -54,11 +53,12 @@ class Student:
         self.learner = Learner(backbone.spec, backbone.tail, settings.learner)
         self.estimates = Estimates(settings.eta)
         self.sampler = SAMPLERS[settings.sampler]()
-        self.labels: list[str] = []  # ever seen, in order of first appearance
+        self.labels: list[str] = []  # seen, in order of first appearance
         self.rows: dict[str, int] = {}  # label -> its place in `labels`
         self.event = 0  # of the journal: how far this student has come
         self._vectors = torch.empty(0, backbone.spec.dim, device=backbone.device)
-        self._row_of = array("i")  # example -> row of its label; ids are dense enough for that
+        self._label_of: list[str] = []  # by example, "" for none: ids are dense enough for that
+        self._examples: dict[str, int] = {}  # how many of each label
 
     @torch.no_grad()
     def teach(
@@ -73,7 +73,7 @@ class Student:
         drawn = self.sampler.draw(self.settings.learner.batch - 1, random)
         stored = self.memory.read_ok(drawn)
         self._register(label)
-        names = [label, *(self._label_of(i) for i, _ in stored)]
+        names = [label, *(self._label_of[i] for i, _ in stored)]
         sets = [candidates, *self.memory.candidates([i for i, _ in stored])]
         batch = self._batch([record, *(r for _, r in stored)], names, sets)
         target = int(batch.target[0])
@@ -88,7 +88,7 @@ class Student:
         original = original.masked_fill(tuned == -torch.inf, -torch.inf)
         learned = Learned(
             id=example,
-            right=self._blended(tuned, original, batch.rows) == target,
+            right=self._answer(tuned, original, batch.rows) == target,
             tuned=int(tuned.argmax()) == target,
             original=int(original.argmax()) == target,
         )
@@ -107,22 +107,30 @@ class Student:
         size = min(config.offline_batch, len(ids))
         steps = epochs * -(-len(ids) // size) if ids else 0
         optimiser = AdamW(self.learner.trainable(), config.weight_decay)
-        for number, chosen in enumerate(_epochs(ids, size, epochs, Random(event))):
-            gradients = self._offline_gradients(chosen)
-            with self.lock.writing():
-                self.learner.apply_offline(gradients, optimiser, number / steps, size)
-            if progress is not None:
-                progress(number + 1, steps)
-        self.event = event
+        try:
+            for number, chosen in enumerate(_epochs(ids, size, epochs, Random(event))):
+                gradients = self._offline_gradients(chosen)
+                if not gradients:
+                    continue  # every record of the batch is damaged
+                with self.lock.writing():
+                    self.learner.apply_offline(gradients, optimiser, number / steps, size)
+                if progress is not None:
+                    progress(number + 1, steps)
+        finally:
+            self.event = event  # an interrupt ends it where it is
 
-    def forget(self, examples: dict[int, str], left: dict[str, int], event: int) -> None:
-        """Examples (id -> label) are gone; labels that are not `left` were never seen."""
+    def forget(self, examples: Iterable[int]) -> None:
+        """Examples are gone; a label that has none left was never seen."""
         with self.lock.writing():
-            for example, label in examples.items():
+            for example in examples:
+                label = self._label_of[example] if example < len(self._label_of) else ""
+                if not label:
+                    continue  # never learned, or gone before
+                self._label_of[example] = ""
                 self.sampler.remove(example, label)
-                if label not in left:
-                    self.estimates.forget(label)
-            self.event = event
+                self._examples[label] -= 1
+                if not self._examples[label]:
+                    self._retire(label)
 
     def replay(self, progress: Progress | None = None) -> int:
         """Live through what the journal holds after `event`; returns how many entries."""
@@ -132,6 +140,10 @@ class Student:
                 self._repeat(int(event.data["example"]))
             elif event.kind == "consolidate":
                 self.consolidate(int(event.data["epochs"]), event.number)
+            elif event.kind == "forget":
+                self.forget(event.data["examples"])
+            elif event.kind == "evict":
+                self.forget([event.data["example"]])
             self.event = event.number
             count += 1
             if progress is not None:
@@ -165,8 +177,16 @@ class Student:
         for example, label in self.memory.ids():
             if example > saved.event:
                 break
+            if label not in self.rows:
+                raise CheckpointError(
+                    "The checkpoint belongs to another memory. Delete it: learning is repeated "
+                    "from the memory."
+                )
             self._remember(example, label)
         self.sampler.restore(saved.state["sampler"])
+        for label in saved.state["labels"]:
+            if label not in self._examples:  # forgotten since
+                self._retire(label)
         self.event = saved.event
 
     def embed(self, labels: Sequence[str]) -> Tensor:
@@ -178,13 +198,14 @@ class Student:
             stored = self.memory.example(example)
             self.teach(example, stored.label, record, stored.candidates)
 
-    def _blended(self, tuned: Tensor, original: Tensor, rows: Tensor) -> int:
+    def _answer(self, tuned: Tensor, original: Tensor, rows: Tensor) -> int:
         """What would have been answered, as a column of the logits [label]."""
+        with_other = torch.cat([tuned, self.learner.other_logit.unsqueeze(0)])
         records = [self.estimates.of(self.labels[row] if row >= 0 else "") for row in rows.tolist()]
         opinions = Opinions(
             tuned=tuned.softmax(0).unsqueeze(0),
             original=original.softmax(0).unsqueeze(0),
-            other=tuned.new_zeros(1),
+            other=with_other.softmax(0)[-1:],
             records=records,
             overall=self.estimates.overall,
         )
@@ -217,14 +238,18 @@ class Student:
     def _offline_gradients(self, chosen: Sequence[int]) -> dict[str, Tensor]:
         """The mean over an offline batch, worked out in chunks."""
         total: dict[str, Tensor] = {}
+        count = 0
         for start in range(0, len(chosen), OFFLINE_CHUNK):
             stored = self.memory.read_ok(chosen[start : start + OFFLINE_CHUNK])
-            names = [self._label_of(i) for i, _ in stored]
+            if not stored:
+                continue
+            names = [self._label_of[i] for i, _ in stored]
             sets = self.memory.candidates([i for i, _ in stored])
-            update = self.learner.look_ahead(self._batch([r for _, r in stored], names, sets))
-            for name, gradient in update.gradients.items():
-                total[name] = total.get(name, 0) + gradient * (len(stored) / len(chosen))
-        return total
+            batch = self._batch([r for _, r in stored], names, sets)
+            for name, gradient in self.learner.look_ahead(batch).gradients.items():
+                total[name] = total.get(name, 0) + gradient * len(stored)
+            count += len(stored)
+        return {name: gradient / count for name, gradient in total.items()}
 
     def _register(self, label: str) -> None:
         if label in self.rows:
@@ -240,13 +265,22 @@ class Student:
             self.rows[label] = row
             self.learner.make_room(row + 1)
 
+    def _retire(self, label: str) -> None:
+        """Nothing may keep the text of a forgotten label, or tell others apart from it."""
+        self._examples.pop(label, None)
+        self.estimates.forget(label)
+        row = self.rows.pop(label)
+        del self.labels[row]
+        for later in self.labels[row:]:
+            self.rows[later] -= 1
+        self._vectors = torch.cat([self._vectors[:row], self._vectors[row + 1 :]])
+        self.learner.drop_row(row)
+
     def _remember(self, example: int, label: str) -> None:
         self.sampler.add(example, label)
-        self._row_of.extend([-1] * (example + 1 - len(self._row_of)))
-        self._row_of[example] = self.rows[label]
-
-    def _label_of(self, example: int) -> str:
-        return self.labels[self._row_of[example]]
+        self._label_of.extend([""] * (example + 1 - len(self._label_of)))
+        self._label_of[example] = label
+        self._examples[label] = self._examples.get(label, 0) + 1
 
 
 def _epochs(ids: list[int], size: int, epochs: int, random: Random) -> Iterator[list[int]]:
