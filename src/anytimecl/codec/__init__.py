@@ -55,7 +55,7 @@ class Codec(Protocol):
 CODECS: Mapping[str, Callable[[Spec, Mapping[str, Tensor]], Codec]] = {
     "tokens-fp32": lambda spec, tail: Tokens(spec, TokensConfig(bits=32)),
     "tokens-fp16": lambda spec, tail: Tokens(spec, TokensConfig(bits=16)),
-    "attention-pca": lambda spec, tail: AttentionPca(spec, tail, AttentionPcaConfig()),
+    "attention-pca": lambda spec, tail: AttentionPca(spec, tail),
 }
 DEFAULT = "attention-pca"
 

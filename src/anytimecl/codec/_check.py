@@ -17,7 +17,7 @@ def checked(tokens: Tensor, shape: tuple[int, int]) -> Tensor:
             f"not {list(tokens.shape)}."
         )
     tokens = tokens.detach().to("cpu", torch.float32)
-    if not torch.isfinite(tokens).all():
+    if not torch.stack(torch.aminmax(tokens)).isfinite().all():
         raise ModelError("The backbone gave tokens that are not finite; they are not stored.")
     return tokens.contiguous()
 

@@ -1,0 +1,98 @@
+"""The mathematics of our codec: patches as a few components, as the frozen block weighs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from anytimecl.backbone.spec import TailSpec
+
+# Found by search over real tokens; docs/codecs.md has the command and the figures.
+_FLOOR = 0.1  # of the mean weight: attention may move to a patch that nothing looks at yet
+_SCORES = 30.0  # what a squared error of an attention score costs beside one of a patch's entry
+_MIXES = 16.0  # what the patches mixed by each head cost beside the patches themselves
+_EXTRA, _ROUNDS = 8, 4  # of the subspace iteration: vectors beyond those wanted, and products
+
+
+class Look(NamedTuple):
+    """How the frozen block looks at one image."""
+
+    patches: Tensor  # [patch, width], after the first norm's centring and scaling
+    scores: Tensor  # [head, patch]
+    attention: Tensor  # [head, patch]
+    weights: Tensor  # [patch], sum 1
+
+
+def look_at(tail: Mapping[str, Tensor], spec: TailSpec, own: Tensor, patches: Tensor) -> Look:
+    """From the normalised class token [width] and patches."""
+    at = f"layers.{spec.last}."
+    gain, shift = tail[at + "layer_norm1.weight"], tail[at + "layer_norm1.bias"]
+    query = tail[at + "self_attn.q_proj.weight"] @ (own * gain + shift)
+    query = (query + tail[at + "self_attn.q_proj.bias"]).view(spec.heads, 1, -1)
+    keys = tail[at + "self_attn.k_proj.weight"].view(spec.heads, -1, spec.width)
+    queries = (query * query.shape[-1] ** -0.5 @ keys).squeeze(1) * gain  # [head, width]
+    scores = queries @ patches.T
+    attention = torch.cat([queries @ own[:, None], scores], dim=1).softmax(-1)[:, 1:]
+    weights = attention.mean(0)
+    weights = weights + _FLOOR * weights.mean() + 1e-12
+    return Look(patches, scores, attention, weights / weights.sum())
+
+
+def directions(look: Look, most: int) -> Tensor:
+    """Coefficients [patch, rank] of the best components, strongest first, of unit variance.
+
+    A PCA in which patches weigh as they are attended to, and errors along the queries weigh more,
+    since they move the attention. Both are a matter of the patches' Gram matrix alone.
+    """
+    gram = look.patches @ look.patches.T + _SCORES * look.scores.T @ look.scores
+    from_mean = gram @ look.weights  # products of each patch with the weighted mean
+    gram = gram - from_mean - from_mean[:, None] + look.weights @ from_mean
+    root = look.weights.sqrt()
+    vectors = _top(gram * root * root[:, None], most)
+    return vectors / root[:, None]
+
+
+def components_of(look: Look, coefficients: Tensor) -> Tensor:
+    """Components [rank, width] that go with coefficients as `directions` gives them."""
+    return (look.weights[:, None] * coefficients).T @ look.patches
+
+
+def fit(look: Look, coefficients: Tensor) -> Tensor:
+    """Mean and components [1 + rank, width] that serve the given coefficients [patch, rank] best.
+
+    Least squares over the patches and over their mixes, one for each head: what rounding did to
+    the coefficients is mended here as far as components can mend it.
+    """
+    design = torch.cat([torch.ones(len(coefficients), 1), coefficients], dim=1)
+    weighted = look.weights[:, None] * design
+    mixed = _MIXES / len(look.attention) * (look.attention @ design)
+    normal = weighted.T @ design + mixed.T @ (look.attention @ design)
+    normal += 1e-6 * normal.diagonal().mean() * torch.eye(len(normal))
+    wanted = weighted.T @ look.patches + mixed.T @ (look.attention @ look.patches)
+    fitted: Tensor = torch.linalg.solve(normal, wanted)
+    return fitted
+
+
+def _top(gram: Tensor, most: int) -> Tensor:
+    """The leading eigenvectors [size, most] of a symmetric matrix, strongest first.
+
+    Subspace iteration from a fixed start: a quarter of the time of all eigenvectors.
+    """
+    size = len(gram)
+    if size <= 2 * (most + _EXTRA):
+        every: Tensor = torch.linalg.eigh(gram).eigenvectors
+        return every[:, size - most :].flip(-1)
+    basis = _start(size, most + _EXTRA)
+    for _ in range(_ROUNDS):
+        basis = torch.linalg.qr(gram @ basis).Q
+    inner: Tensor = torch.linalg.eigh(basis.T @ gram @ basis).eigenvectors
+    return basis @ inner[:, _EXTRA:].flip(-1)
+
+
+@lru_cache(maxsize=8)
+def _start(size: int, count: int) -> Tensor:
+    return torch.randn(size, count, generator=torch.Generator().manual_seed(0))

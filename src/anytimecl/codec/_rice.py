@@ -1,0 +1,97 @@
+"""Rice codes for rows of small whole numbers, decoded for a whole batch at once.
+
+A number is split at a row's own bit `k`: its low bits are written as they are, the rest in unary.
+That is within a few percent of the entropy of quantised features, needs no tables, and, unlike
+Huffman or arithmetic codes, has no loop over symbols: the ends of unary codes are the ones of a
+bit string, so NumPy finds them all in one call.
+
+    block of [row, column]: k u8 of each row | low bits, plane by plane | unary codes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anytimecl.errors import StoreError
+
+_MOST = 15  # low bits; more would only be of use to rows whose mean is over 60,000
+
+
+def pack_rows(rows: NDArray[np.int64]) -> bytes:
+    """Rows [row, column] of numbers from 0 on, as bytes.
+
+    >>> block = pack_rows(np.array([[0, 1, 2, 300], [7, 7, 7, 7]]))
+    >>> unpack_rows([block], [2], 4).tolist()
+    [[0, 1, 2, 300], [7, 7, 7, 7]]
+    """
+    count, columns = rows.shape
+    bits = _low_bits(rows)
+    planes = [rows[row] >> bit & 1 for row in range(count) for bit in range(bits[row])]
+    low = np.packbits(np.array(planes, np.uint8).reshape(-1, columns), axis=1)
+    ends = np.cumsum((rows >> bits[:, None]).ravel() + 1)
+    unary = np.zeros(int(ends[-1]) if ends.size else 0, np.uint8)
+    unary[ends - 1] = 1
+    return bits.astype(np.uint8).tobytes() + low.tobytes() + np.packbits(unary).tobytes()
+
+
+def unpack_rows(blocks: Sequence[bytes], counts: Iterable[int], columns: int) -> NDArray[np.int16]:
+    """The rows of several blocks, one below the other: [row, column]."""
+    counts = [int(count) for count in counts]
+    rows = np.empty((sum(counts), columns), np.int16)
+    per_plane = (columns + 7) // 8
+    bits, low = [], []
+    top = 0
+    for block, count in zip(blocks, counts, strict=True):
+        its_bits = block[:count]
+        at = count + per_plane * sum(its_bits)
+        bits.append(its_bits)
+        low.append(block[count:at])
+        _read_unary(block[at:], rows[top : top + count].reshape(-1))
+        top += count
+    low_bits = np.frombuffer(b"".join(low), np.uint8).reshape(-1, per_plane)
+    _add_low_bits(rows, np.frombuffer(b"".join(bits), np.uint8), low_bits)
+    return rows
+
+
+def _low_bits(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each row the split that makes it shortest."""
+    columns = rows.shape[1]
+    lengths = [(rows >> bit).sum(1) + columns * bit for bit in range(_MOST + 1)]
+    return np.asarray(np.argmin(lengths, axis=0))
+
+
+def expected_bits(mean: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Bits a number takes when numbers are spread geometrically around that mean.
+
+    >>> expected_bits(np.array([0.0, 1.0, 8.0])).round(2).tolist()
+    [1.0, 2.0, 4.64]
+    """
+    bit = np.arange(_MOST + 1.0)
+    ratio = mean / (1 + mean)  # of one number's chance to that of the one below it
+    beyond = ratio[..., None] ** (2**bit)
+    return np.asarray((bit + 1 + beyond / (1 - beyond)).min(-1))
+
+
+def _read_unary(string: bytes, numbers: NDArray[np.int16]) -> None:
+    """Fill `numbers` from their unary codes. A block at a time: its arrays stay in the cache."""
+    ends = np.flatnonzero(np.unpackbits(np.frombuffer(string, np.uint8)).view(bool))
+    if len(ends) != len(numbers):
+        raise StoreError("The record is damaged: it does not hold as many numbers as it should.")
+    if len(ends):
+        numbers[0] = ends[0]
+        np.subtract(ends[1:], ends[:-1] + 1, out=numbers[1:], casting="unsafe")
+
+
+def _add_low_bits(
+    rows: NDArray[np.int16], bits: NDArray[np.uint8], planes: NDArray[np.uint8]
+) -> None:
+    """Put under each row its low bits; the packed planes of all rows stand one below the other."""
+    rows <<= bits[:, None]
+    firsts = np.cumsum(bits, dtype=np.int64) - bits
+    for bit in range(int(bits.max(initial=0))):
+        having = np.flatnonzero(bits > bit)
+        plane = np.unpackbits(planes[firsts[having] + bit], axis=1)[:, : rows.shape[1]]
+        rows[having] |= plane.astype(np.int16) << bit
