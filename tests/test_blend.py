@@ -1,0 +1,270 @@
+"""Estimates and blends by hand, and what every blend owes to labels that were never seen."""
+
+from __future__ import annotations
+
+import json
+import math
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anytimecl.blend import BLENDS, Estimates, Opinions, Record, blend, weights
+
+FAITHFUL = sorted(BLENDS.keys() - {"tuned"})  # to labels never seen
+
+
+# Estimates
+
+
+def outcomes(count: int, seed: int = 0) -> list[tuple[bool, bool]]:
+    """Whether tuned and original were right, example by example."""
+    random = Random(seed)
+    return [(random.random() < 0.7, random.random() < 0.4) for _ in range(count)]
+
+
+def accuracy_by_hand(right: list[bool], eta: float, warm_up: int) -> float:
+    """The mean of the first `warm_up`, then an exponential moving average."""
+    estimate = sum(right[:warm_up]) / len(right[:warm_up])
+    for each in right[warm_up:]:
+        estimate = eta * estimate + (1 - eta) * each
+    return estimate
+
+
+@pytest.mark.parametrize(
+    ("eta", "warm_up"), [(0.99, 100), (0.9, 10), (0.98, 50), (0.995, 200), (0.7, 3)]
+)
+def test_accuracies_are_a_mean_at_first_and_a_moving_average_then(eta: float, warm_up: int) -> None:
+    """floor(1 / (1 - eta)) examples, although 1 / (1 - 0.99) is 99.99... in floating point."""
+    record, seen = Record(), outcomes(250)
+    for count, (tuned, original) in enumerate(seen, 1):
+        record.add(tuned, original, eta)
+        assert record.seen == count
+        for estimate, rights in zip(
+            (record.tuned, record.original), zip(*seen[:count], strict=True), strict=True
+        ):
+            expected = accuracy_by_hand(list(rights), eta, warm_up)
+            assert estimate == pytest.approx(expected, abs=1e-12), count
+
+
+def test_only_disagreements_are_counted_and_they_fade() -> None:
+    record, tuned_alone, original_alone = Record(), 0.0, 0.0
+    for tuned, original in outcomes(250):
+        record.add(tuned, original, 0.9)
+        if tuned and not original:
+            tuned_alone, original_alone = tuned_alone * 0.9 + 1, original_alone * 0.9
+        elif original and not tuned:
+            tuned_alone, original_alone = tuned_alone * 0.9, original_alone * 0.9 + 1
+        assert record.tuned_alone == pytest.approx(tuned_alone, abs=1e-12)
+        assert record.original_alone == pytest.approx(original_alone, abs=1e-12)
+    assert tuned_alone > original_alone > 0
+
+
+def test_each_label_has_a_record_and_all_together_have_one() -> None:
+    estimates, alone, together = Estimates(eta=0.8), {"cat": Record(), "dog": Record()}, Record()
+    for number, (tuned, original) in enumerate(outcomes(60)):
+        label = "cat" if number % 3 else "dog"
+        estimates.add(label, tuned=tuned, original=original)
+        alone[label].add(tuned, original, 0.8)
+        together.add(tuned, original, 0.8)
+    assert {label: estimates.of(label) for label in alone} == alone
+    assert estimates.overall == together
+    assert estimates.of("bird") == Record()
+    assert estimates.of("bird").seen == 0  # asking about a label is not seeing it
+
+
+def test_a_forgotten_label_was_never_seen() -> None:
+    estimates = Estimates()
+    estimates.add("cat", tuned=True, original=True)
+    estimates.add("dog", tuned=True, original=True)
+    estimates.forget("cat")
+    estimates.forget("never there")
+    assert estimates.of("cat") == Record()
+    assert estimates.of("dog").seen == 1
+
+
+def test_estimates_survive_json_exactly() -> None:
+    estimates = Estimates(eta=0.93)
+    for number, (tuned, original) in enumerate(outcomes(77)):
+        estimates.add(f"label {number % 5}", tuned=tuned, original=original)
+    again = Estimates.restored(json.loads(json.dumps(estimates.state())))
+    for each in (estimates, again):
+        each.add("label 3", tuned=False, original=True)
+    assert again.state() == estimates.state()
+    assert again.eta == 0.93
+
+
+# Blends, on two images and four labels of which the last was never seen
+
+RECORDS = (
+    Record(seen=4, tuned=0.75, original=0.25, tuned_alone=2.0, original_alone=0.5),
+    Record(seen=2, tuned=0.5, original=1.0, tuned_alone=0.0, original_alone=3.0),
+    Record(seen=1, tuned=0.0, original=0.0),
+    Record(),
+)
+OVERALL = Record(seen=7, tuned=0.6, original=0.5, tuned_alone=4.0, original_alone=3.0)
+TUNED = ((0.5, 0.3, 0.15, 0.05), (0.1, 0.2, 0.3, 0.4))
+ORIGINAL = ((0.4, 0.3, 0.2, 0.1), (0.05, 0.15, 0.25, 0.55))
+OTHER = (0.25, 0.75)
+OPINIONS = Opinions(
+    torch.tensor(TUNED, dtype=torch.float64),
+    torch.tensor(ORIGINAL, dtype=torch.float64),
+    torch.tensor(OTHER, dtype=torch.float64),
+    RECORDS,
+    OVERALL,
+)
+
+
+def ocw_by_hand(tuned: float, original: float) -> float:
+    return tuned / (tuned + original + 1e-8)
+
+
+def paired_by_hand(record: Record) -> float:
+    """Odds of the disagreements, with ten more shared out as over all labels, squared.
+
+    Over all labels, the tuned model begins five to one ahead.
+    """
+    overall = (4.0 + 5) / (4.0 + 3.0 + 6)
+    odds = (record.tuned_alone + 10 * overall) / (record.original_alone + 10 * (1 - overall))
+    return odds**2 / (1 + odds**2)
+
+
+def alpha_by_hand(name: str, image: int, label: int) -> float:
+    """The tuned model's weight, before labels never seen lose it."""
+    record = RECORDS[label]
+    match name:
+        case "paired":
+            return paired_by_hand(record)
+        case "ocw":
+            return ocw_by_hand(record.tuned, record.original)
+        case "ocw_other":
+            return ocw_by_hand(record.tuned * (1 - OTHER[image]), record.original)
+        case "ocw_rounded":
+            return float(ocw_by_hand(record.tuned, record.original) > 0.5)
+        case "aim":
+            return sum(ORIGINAL[image][y] for y in range(4) if RECORDS[y].seen)
+        case "average":
+            return 0.5
+        case "tuned":
+            return 1.0
+        case "original":
+            return 0.0
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("name", BLENDS)
+def test_every_blend_by_hand(name: str) -> None:
+    blended = blend(name, OPINIONS)
+    for image in range(2):
+        for label in range(4):
+            alpha = alpha_by_hand(name, image, label)
+            if label == 3 and name != "tuned":
+                alpha = 0.0
+            expected = alpha * TUNED[image][label] + (1 - alpha) * ORIGINAL[image][label]
+            assert blended[image, label].item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_numbers_above_tell_the_blends_apart() -> None:
+    everything = [blend(name, OPINIONS) for name in BLENDS]
+    for i, one in enumerate(everything):
+        for other in everything[:i]:
+            assert not torch.allclose(one, other)
+
+
+def test_two_models_never_right_share_nothing_with_the_tuned_one() -> None:
+    """0 / (0 + 0 + 1e-8): the paper's epsilon leaves such a label to the original model."""
+    assert weights("ocw", OPINIONS)[2] == 0
+
+
+# What holds for any evidence
+
+counts = st.floats(0, 100)
+rates = st.floats(0, 1)
+records = st.builds(
+    Record,
+    seen=st.integers(0, 1000),
+    tuned=rates,
+    original=rates,
+    tuned_alone=counts,
+    original_alone=counts,
+)
+
+
+@st.composite
+def some_opinions(draw: st.DrawFn) -> Opinions:
+    labels, images = draw(st.integers(1, 6)), draw(st.integers(0, 3))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
+    spread = draw(st.sampled_from([0.1, 5.0, 200.0]))
+    tuned, original = spread * torch.randn(2, images, labels, generator=generator)
+    return Opinions(
+        tuned.softmax(1),
+        original.softmax(1),
+        torch.rand(images, generator=generator),
+        draw(st.lists(records, min_size=labels, max_size=labels)),
+        draw(records),
+    )
+
+
+@settings(deadline=None)
+@given(some_opinions(), st.sampled_from(sorted(BLENDS)))
+def test_weights_lie_between_0_and_1_and_answers_are_finite(opinions: Opinions, name: str) -> None:
+    alpha, blended = weights(name, opinions), blend(name, opinions)
+    assert alpha.isfinite().all()
+    assert ((alpha >= 0) & (alpha <= 1)).all()
+    assert blended.shape == opinions.tuned.shape
+    assert blended.isfinite().all()
+    assert ((blended >= 0) & (blended <= 1 + 1e-6)).all()
+
+
+@settings(deadline=None)
+@given(some_opinions(), st.sampled_from(FAITHFUL))
+def test_labels_never_seen_keep_exactly_the_original_probability(
+    opinions: Opinions, name: str
+) -> None:
+    unseen = torch.tensor([record.seen == 0 for record in opinions.records])
+    blended = blend(name, opinions)
+    assert torch.equal(blended[:, unseen], opinions.original[:, unseen])
+
+
+def test_the_tuned_blend_speaks_of_labels_it_never_saw() -> None:
+    assert torch.equal(blend("tuned", OPINIONS), OPINIONS.tuned)
+
+
+def weight_of(name: str, record: Record, overall: Record) -> float:
+    half = torch.full((1, 1), 0.5, dtype=torch.float64)
+    return weights(name, Opinions(half, half, torch.zeros(1), [record], overall)).item()
+
+
+@settings(deadline=None)
+@given(records, records, st.floats(0.01, 50))
+def test_more_evidence_for_a_model_gives_it_more_weight(
+    record: Record, overall: Record, more: float
+) -> None:
+    record.seen += 1
+    before = vars(record)
+    gain = min(1.0, record.tuned + more)
+    tuned, original = before | {"tuned": gain}, before | {"original": min(1.0, more)}
+    if record.original <= original["original"]:
+        assert weight_of("ocw", Record(**original), overall) <= weight_of("ocw", record, overall)
+    assert weight_of("ocw", Record(**tuned), overall) >= weight_of("ocw", record, overall)
+
+    base = weight_of("paired", record, overall)
+    for side, sign in (("tuned_alone", 1), ("original_alone", -1)):
+        of_label = Record(**before | {side: before[side] + more})
+        of_all = Record(**vars(overall) | {side: vars(overall)[side] + more})
+        assert sign * (weight_of("paired", of_label, overall) - base) > 0
+        assert sign * (weight_of("paired", record, of_all) - base) >= 0
+
+
+def test_paired_starts_with_the_tuned_model_and_can_be_persuaded() -> None:
+    """At first the tuned model is nearly the original, and worth trusting as it improves."""
+    nothing = Record(seen=1)
+    assert weight_of("paired", nothing, Record()) == pytest.approx(25 / 26)
+    beaten = Record(seen=9, original_alone=30.0)
+    assert weight_of("paired", beaten, Record(seen=9, original_alone=30.0)) < 0.05
+    # One label's failure does not speak against the tuned model elsewhere as loudly.
+    elsewhere = weight_of("paired", nothing, Record(seen=9, original_alone=5.0))
+    assert 0.3 < elsewhere < 0.6
+    assert math.isclose(elsewhere, (5 / 11) ** 2 / ((5 / 11) ** 2 + (6 / 11) ** 2))
