@@ -29,7 +29,7 @@ def test_compact_gives_the_room_back(tmp_path: Path) -> None:
         assert after.free_bytes == 0
         assert after.disk_bytes < 1.1 * after.payload_bytes
         assert_sound(memory)
-        memory._cache.clear()
+        memory.records.cache.clear()
         assert memory.read(kept) == [record(n, sizes[n - 1]) for n in kept]
         more = memory.append("dog", record(1, 5000))
         assert memory.read([more]) == [record(1, 5000)]
@@ -46,7 +46,7 @@ def test_compact_may_stop_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         memory.forget([1, 2, 3, 20, 40])
         left = [n for n in range(1, 61) if n not in (1, 2, 3, 20, 40)]
         writes = 0
-        real = memory.stream.write
+        real = memory.records.stream.write
 
         def fails(start: int, data: bytes) -> None:
             nonlocal writes
@@ -55,7 +55,7 @@ def test_compact_may_stop_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 raise StoreError("a power cut")
             real(start, data)
 
-        monkeypatch.setattr(memory.stream, "write", fails)
+        monkeypatch.setattr(memory.records.stream, "write", fails)
         with pytest.raises(StoreError, match="a power cut"):
             compact(memory)
         assert_sound(memory)

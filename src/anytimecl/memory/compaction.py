@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from anytimecl.memory.store import Store, blaming, damaged
+from anytimecl.memory.records import blaming, damaged
+from anytimecl.memory.store import Store
 from anytimecl.memory.stream import EXTENT
 
 _RECORDS = 256  # that move in one transaction
@@ -35,9 +36,9 @@ def compact(store: Store) -> int:
         pass
     with store.writing() as db:
         db.execute("DROP INDEX example_start")
-        needed = -(-store.stream.end // EXTENT)
+        needed = -(-store.records.stream.end // EXTENT)
         db.execute("DELETE FROM extent WHERE id >= ?", (needed,))
-        store.stream.extents = min(store.stream.extents, needed)
+        store.records.stream.extents = min(store.records.stream.extents, needed)
     left = _count(store, "freelist_count")
     while left:
         with store.reading() as db:
@@ -61,12 +62,12 @@ def _slide(store: Store) -> bool:
         target = _move(store, hole[0], records)
         if len(records) < _RECORDS:
             db.execute("DELETE FROM hole WHERE start >= ?", hole)
-            store.stream.end = target
+            store.records.stream.end = target
         else:
             # The holes that were passed are one hole now, before the records still to move.
             passed = records[-1][1] + records[-1][2]
             db.execute("DELETE FROM hole WHERE start < ?", (passed,))
-            store.stream.make_hole(target, passed - target)
+            store.records.stream.make_hole(target, passed - target)
         return True
 
 
@@ -74,13 +75,13 @@ def _move(store: Store, target: int, records: Iterable[tuple[int, int, int]]) ->
     """Lay the records end to end from `target` on; returns where they end."""
     for example, start, size in records:
         with blaming(example):
-            data = store.stream.get(start, size)
+            data = store.records.stream.get(start, size)
         if len(data) != size:
             raise damaged(example)
-        store.stream.write(target, data)
+        store.records.stream.write(target, data)
         # Not even a copy of a record may stay behind, for one day it may be forgotten.
         stale = max(start, target + size)
-        store.stream.write(stale, bytes(start + size - stale))
+        store.records.stream.write(stale, bytes(start + size - stale))
         store.db.execute("UPDATE example SET start = ? WHERE id = ?", (target, example))
         target += size
     return target

@@ -52,10 +52,10 @@ def rescue(store: Store, to: Path) -> Rescued:
 def _copy(store: Store, new: Store, example: int, texts: Mapping[int, str]) -> bool:
     """Whether the example is whole, and now in the new memory."""
     try:
-        place = store.place(example)
+        place = store.records.find(example)
         if place is None or place.label not in texts:
             return False
-        record = store.fetch(example, place)
+        record = store.records.fetch(example, place)
         candidates = store.vocabulary.candidates(place.candidates)
     except (StoreError, sqlite3.Error):
         return False

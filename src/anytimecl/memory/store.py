@@ -4,38 +4,25 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from anytimecl.errors import StoreError
 from anytimecl.memory.cache import Cache
-from anytimecl.memory.checks import checksum
 from anytimecl.memory.contract import Event, Example, Row, StoreWarning
 from anytimecl.memory.database import is_damage, telling
 from anytimecl.memory.journal import Journal
+from anytimecl.memory.records import Records
 from anytimecl.memory.schema import read_meta
-from anytimecl.memory.stream import Stream
 from anytimecl.memory.vocabulary import Vocabulary
 
 CACHE_BYTES = 1 << 30
 _AT_ONCE = 10_000  # rows that an iterator takes while others wait
-
-
-class Place(NamedTuple):
-    """Where the record of an example lies, and what else is known of it."""
-
-    label: int
-    candidates: int | None
-    start: int
-    size: int
-    crc: int
-    key: str | None
 
 
 class Store:
@@ -61,21 +48,20 @@ class Store:
         self.path = path
         self.read_only = read_only
         self.lock = threading.RLock()
-        self.stream = Stream(db)
+        self.records = Records(db, Cache(cache_bytes))
         self.vocabulary = Vocabulary(db)
         self.journal = Journal(db)
         self.lost: tuple[int, int] | None = None  # first and last number found missing on opening
         self._db: sqlite3.Connection | None = db
         self._process = os.getpid()
         self._cap = cap
-        self._cache = Cache(cache_bytes)
         self._acknowledge = acknowledge
         self._release = release
         with telling(path):
             self.meta: Mapping[str, str] = MappingProxyType(read_meta(db))
             self.last = self.journal.last()
             if not read_only:
-                self.stream.load()
+                self.records.stream.load()
 
     # Writing
 
@@ -100,10 +86,7 @@ class Store:
     def forget(self, ids: Sequence[int]) -> int:
         with self.lock:
             with self.writing():
-                places = {example: self.place(example) for example in ids}
-                gone = [
-                    example for example, place in places.items() if self._remove(example, place)
-                ]
+                gone = [example for example in dict.fromkeys(ids) if self._remove(example)]
                 if not gone:
                     return 0
                 self.vocabulary.drop_unused_candidates()
@@ -118,7 +101,7 @@ class Store:
         with self.lock, telling(self.path):
             if self.read_only:
                 raise StoreError("The memory was opened for reading only: open it without that.")
-            db, stream = self.db, self.stream
+            db, stream = self.db, self.records.stream
             before = self.last, stream.end, stream.extents
             try:
                 db.execute("BEGIN IMMEDIATE")
@@ -142,11 +125,7 @@ class Store:
         label = self.vocabulary.add_example(row.label)
         given = row.candidates
         candidates = None if given is None else self.vocabulary.add_candidates(tuple(given))
-        record = bytes(row.record)
-        crc = checksum(example, label, candidates, row.key, record)
-        start = self.stream.put(record)
-        stored = (example, label, candidates, start, len(record), crc, row.key)
-        self.db.execute("INSERT INTO example VALUES (?, ?, ?, ?, ?, ?, ?)", stored)
+        self.records.add(example, label, candidates, row.key, bytes(row.record))
         while self._cap is not None and self.vocabulary.total() > self._cap:
             self._evict()
         return example
@@ -179,15 +158,14 @@ class Store:
         oldest = "SELECT min(id) FROM example WHERE label = ?"
         example = self.db.execute(oldest, (label,)).fetchone()[0]
         text = self.vocabulary.text(label)
-        self._remove(example, self.place(example))
+        self._remove(example)
         self.note("evict", {"example": example, "label": text})
 
-    def _remove(self, example: int, place: Place | None) -> bool:
+    def _remove(self, example: int) -> bool:
+        place = self.records.find(example)
         if place is None:
             return False
-        self._cache.drop(example)
-        self.stream.free(place.start, place.size)
-        self.db.execute("DELETE FROM example WHERE id = ?", (example,))
+        self.records.drop(example, place)
         self.vocabulary.drop_example(place.label)
         return True
 
@@ -225,22 +203,25 @@ class Store:
 
     def read(self, ids: Sequence[int]) -> list[bytes]:
         with self.reading():
-            return [self._record(example) for example in ids]
+            found = self.records.get_many(ids)
+            return [found[e] if e in found else self.records.get(e) for e in ids]
 
     def read_ok(self, ids: Sequence[int]) -> list[tuple[int, bytes]]:
         good = []
         with self.reading():
+            found = self.records.get_many(ids)
             for example in ids:
                 try:
-                    good.append((example, self._record(example)))
+                    record = found[example] if example in found else self.records.get(example)
+                    good.append((example, record))
                 except StoreError as error:
                     warnings.warn(f"Left out: {error}", StoreWarning, stacklevel=2)
         return good
 
     def example(self, example: int) -> Example:
         with self.reading():
-            record = self._record(example)
-            place = self._known(example)
+            record = self.records.get(example)
+            place = self.records.place(example)
             label = self.vocabulary.text(place.label)
             candidates = self.vocabulary.candidates(place.candidates)
             return Example(example, label, record, candidates, example)
@@ -263,7 +244,7 @@ class Store:
 
     def candidates(self, ids: Sequence[int]) -> list[tuple[str, ...] | None]:
         with self.reading():
-            return [self.vocabulary.candidates(self._known(e).candidates) for e in ids]
+            return [self.vocabulary.candidates(self.records.place(e).candidates) for e in ids]
 
     def events(self, after: int = 0) -> Iterator[Event]:
         page = [Event(after, "", {})]
@@ -275,36 +256,6 @@ class Store:
     def __len__(self) -> int:
         with self.reading():
             return self.vocabulary.total()
-
-    def place(self, example: int) -> Place | None:
-        """Where an example lies, or None if there is none."""
-        wanted = "SELECT label, candidates, start, size, crc, key FROM example WHERE id = ?"
-        with blaming(example):
-            row = self.db.execute(wanted, (example,)).fetchone()
-        return row and Place(*row)
-
-    def fetch(self, example: int, place: Place) -> bytes:
-        """The record from disk, checked."""
-        with blaming(example):
-            record = self.stream.get(place.start, place.size)
-            crc = checksum(example, place.label, place.candidates, place.key, record)
-        if crc != place.crc:
-            raise damaged(example)
-        return record
-
-    def _record(self, example: int) -> bytes:
-        record = self._cache.get(example)
-        if record is None:
-            record = self.fetch(example, self._known(example))
-            self._cache.put(example, record)
-        return record
-
-    def _known(self, example: int) -> Place:
-        place = self.place(example)
-        if place is None:
-            told = f"The memory has no example {example}: it was forgotten, or never stored."
-            raise StoreError(told)
-        return place
 
     def numbered(
         self, label: str | None = None, *, quiet: bool = False
@@ -342,7 +293,7 @@ class Store:
                 return
             self._db.close()
             self._db = None
-            self._cache.clear()
+            self.records.cache.clear()
             self._release()
 
     def __enter__(self) -> Self:
@@ -355,23 +306,3 @@ class Store:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-@contextmanager
-def blaming(example: int) -> Iterator[None]:
-    """Say which example a damaged page, or a row that makes no sense, belongs to."""
-    try:
-        yield
-    except (TypeError, struct.error, OverflowError) as error:
-        raise damaged(example) from error
-    except sqlite3.Error as error:
-        if is_damage(error):
-            raise damaged(example) from error
-        raise
-
-
-def damaged(example: int) -> StoreError:
-    return StoreError(
-        f"Example {example} of the memory is damaged: its bytes are not those that were stored. "
-        "Run `anytimecl memory verify` to see what else is, and restore a backup."
-    )

@@ -2,7 +2,7 @@
 
 A row for each record would waste up to a page of 4 KB: on records of 2.5 KB that is 64 % more
 disk than payload. So records share one long stream of bytes, cut into extents of one fixed size
-that SQLite lays out without a gap: one eighth of a leaf page and three whole overflow pages. A
+that SQLite lays out without a gap: one eighth of a leaf page and one whole overflow page. A
 record may span extents. What is freed becomes a hole, zeroed, for the next record that fits.
 """
 
@@ -16,10 +16,10 @@ from anytimecl.memory.schema import PAGE
 
 # See "B-tree Cell Format" in SQLite's file format: a long payload keeps `least` bytes in the leaf
 # if the rest fills its overflow pages, and eight such cells fill a leaf. The row's own header
-# takes five bytes.
+# takes four bytes. More overflow pages an extent would save little disk and cost time to read.
 _LEAST = (PAGE - 12) * 32 // 255 - 23
 LARGEST = 1 << 28  # bytes of a record, so that a damaged size cannot fill the RAM
-EXTENT = _LEAST + 3 * (PAGE - 4) - 5
+EXTENT = _LEAST + (PAGE - 4) - 4
 
 
 class Stream:

@@ -83,10 +83,10 @@ def _records(view: Store, examples: list[int], damaged: set[int]) -> Iterator[st
 
 def _readable(view: Store, example: int) -> bool:
     try:
-        place = view.place(example)
+        place = view.records.find(example)
         if place is None:
             return False
-        view.fetch(example, place)
+        view.records.fetch(example, place)
     except (StoreError, sqlite3.Error):
         return False
     return True
@@ -145,7 +145,7 @@ def _space(view: Store) -> Iterator[str]:
 def _blank(view: Store, start: int, end: int) -> bool:
     step = 16 * EXTENT
     pieces = ((at, min(step, end - at)) for at in range(start, end, step))
-    return not any(any(view.stream.get(at, size)) for at, size in pieces)
+    return not any(any(view.records.stream.get(at, size)) for at, size in pieces)
 
 
 @contextmanager
