@@ -57,11 +57,13 @@ class Tokens:
             if len(payload) != size:
                 raise StoreError(f"The record holds {len(payload)} bytes of tokens, not {size}.")
         raw = np.frombuffer(b"".join(payloads), np.uint8).reshape(len(payloads), size)
-        exponents = raw[:, :2].copy().view("<i2")[:, 0]
-        values = raw[:, 2:].copy().view(self._type).reshape(len(payloads), *self._shape)
+        values = raw[:, 2:].copy().view(self._type).reshape(-1, *self._shape)
         tokens = torch.from_numpy(values).to(device).float()
-        if exponents.any():
-            tokens = torch.ldexp(tokens, torch.from_numpy(-exponents).to(device)[:, None, None])
+        if self.config.bits == 16:
+            exponents = -raw[:, :2].copy().view("<i2").astype(np.int64)
+            # In two factors: a single one may be too small or too large for float32.
+            for part in (exponents // 2, exponents - exponents // 2):
+                tokens *= torch.from_numpy(np.ldexp(np.float32(1), part)).to(device)[..., None]
         return tokens
 
 
