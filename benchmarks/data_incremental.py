@@ -1,0 +1,128 @@
+"""Data-incremental learning: accuracy over the whole task as its examples arrive one by one.
+
+    python -m benchmarks.data_incremental DATA OUT [--tasks cifar100,pets,resisc12] [--seeds 3]
+                                          [--codec tokens-fp16] [--device cpu]
+
+Each example is scored, learned and stored exactly as `AnytimeClassifier` does it; only encoding is
+done ahead. After 2, 4, 8, 16, 32, 64 and 100 % of the examples every blend answers the whole test
+split. Prints a table (mean over seeds) and writes every figure to OUT as JSON lines; figures that
+are there already are not computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from benchmarks.features import Features, features
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from anytimecl.backbone import Backbone, load
+from anytimecl.blend import BLENDS, Opinions, blend
+from anytimecl.codec import make_codec
+from anytimecl.lock import TurnLock
+from anytimecl.memory import RamMemory
+from anytimecl.settings import Settings
+from anytimecl.student import Student
+
+STAGES = (0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0)
+
+
+def stages(total: int) -> list[int]:
+    """After how many examples each stage ends."""
+    return [max(1, round(total * share)) for share in STAGES]
+
+
+def accuracies(student: Student, test: Features) -> dict[str, float]:
+    """Every blend on the whole test split, unseen classes included."""
+    vectors = student.embed(test.names)
+    rows = torch.tensor([student.rows.get(name, -1) for name in test.names])
+    records = [student.estimates.of(name) for name in test.names]
+    right: dict[str, int] = defaultdict(int)
+    for start in range(0, len(test.tokens), 64):
+        tokens = torch.from_numpy(test.tokens[start : start + 64]).float().to(vectors.device)
+        target = torch.from_numpy(test.targets[start : start + 64]).to(vectors.device)
+        tuned = student.learner.tuned_logits(tokens, vectors, rows.to(vectors.device))
+        other = student.learner.other_logit.expand(len(tuned), 1)
+        opinions = Opinions(
+            tuned.softmax(1),
+            student.learner.original_logits(tokens, vectors).softmax(1),
+            torch.cat([tuned, other], 1).softmax(1)[:, -1],
+            records,
+            student.estimates.overall,
+        )
+        for name in BLENDS:
+            right[name] += int((blend(name, opinions).argmax(1) == target).sum())
+    return {name: 100 * count / len(test.tokens) for name, count in right.items()}
+
+
+@torch.no_grad()
+def run(
+    backbone: Backbone, train: Features, test: Features, seed: int, codec: str
+) -> Iterator[dict[str, object]]:
+    """One stream, one line of results a stage."""
+    settings = Settings(codec=codec, seed=seed)
+    student_codec = make_codec(codec, backbone.spec, backbone.tail)
+    memory = RamMemory(cache_bytes=1 << 34)
+    student = Student(backbone, student_codec, memory, settings, TurnLock())
+    order = np.random.default_rng(seed).permutation(len(train.tokens))
+    ends = stages(len(order))
+    for done, i in enumerate(track(order, f"seed {seed}"), start=1):
+        label = train.names[train.targets[i]]
+        record = student_codec.encode(torch.from_numpy(train.tokens[i]).float())
+        student.teach(memory.append(label, record), label, record, None)
+        if done in ends:
+            yield {"stage": STAGES[ends.index(done)], "examples": done} | accuracies(student, test)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--tasks", default="cifar100,pets,resisc12")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--codec", default="tokens-fp16")
+    parser.add_argument("--device", default="cpu")
+    given = parser.parse_args()
+    lines = (
+        [json.loads(x) for x in given.out.read_text().splitlines()] if given.out.exists() else []
+    )
+    backbone = load("embedded", device=given.device)
+    for task in given.tasks.split(","):
+        archive = given.data / f"{task}.zip"
+        for seed in range(given.seeds):
+            key = {"task": task, "seed": seed, "codec": given.codec}
+            if len([x for x in lines if key.items() <= x.items()]) == len(STAGES):
+                continue
+            train, test = (features(archive, split, backbone) for split in ("train", "test"))
+            fresh = [key | line for line in run(backbone, train, test, seed, given.codec)]
+            lines += fresh
+            with given.out.open("a") as file:
+                file.writelines(json.dumps(line) + "\n" for line in fresh)
+        show(task, [x for x in lines if x["task"] == task and x["codec"] == given.codec])
+
+
+def show(task: str, lines: list[dict[str, float]]) -> None:
+    """Mean over seeds; the last row is the default blend against the better of the two models."""
+    table = Table("blend", *(f"{100 * s:.0f} %" for s in STAGES), "mean", title=task)
+    mean = {
+        name: [np.mean([x[name] for x in lines if x["stage"] == s]) for s in STAGES]
+        for name in BLENDS
+    }
+    for name, values in mean.items():
+        table.add_row(name, *(f"{v:.1f}" for v in values), f"{np.mean(values):.1f}")
+    better = np.maximum(mean["tuned"], mean["original"])
+    gaps = np.array(mean["paired"]) - better
+    table.add_row("paired - better", *(f"{g:+.1f}" for g in gaps), f"{gaps.mean():+.1f}")
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()
