@@ -5,30 +5,45 @@ Heavy imports wait inside the commands, so that `anytimecl --help` answers at on
 
 from __future__ import annotations
 
+import warnings
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
 
-from anytimecl.commands import model
+from anytimecl.commands import export, learn, memory, model, predict, stats
 from anytimecl.errors import AnytimeError
 
-COMMANDS = (model,)
+COMMANDS = (predict, learn, stats, memory, model, export)
 
 
 class _Group(TyperGroup):
-    """Shows an error meant for people as a red line, and its traceback only under `--debug`."""
+    """Shows errors and warnings as lines for people; `--debug` shows where they come from."""
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        if ctx.params["debug"]:
             return super().invoke(ctx)
-        except AnytimeError as error:
-            if ctx.params["debug"]:
-                raise
-            typer.secho(str(error), fg="red", err=True)
-            raise typer.Exit(2) from error
+        with warnings.catch_warnings():
+            warnings.showwarning = _tell
+            try:
+                return super().invoke(ctx)
+            except AnytimeError as error:
+                typer.secho(str(error), fg="red", err=True)
+                raise typer.Exit(2) from error
+
+
+def _tell(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning for people, without the line of code that gave it."""
+    typer.secho(f"Warning: {message}", fg="yellow", err=True)
 
 
 app = typer.Typer(

@@ -1,0 +1,238 @@
+"""What several commands share: options, lists of labels, and opening a memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from anytimecl.errors import AnytimeError, CheckpointError, LabelError, ModelError, StoreError
+
+if TYPE_CHECKING:
+    from anytimecl.backbone import Backbone
+    from anytimecl.checkpoint import Checkpoint
+    from anytimecl.classifier import AnytimeClassifier
+    from anytimecl.settings import Settings
+
+Made = TypeVar("Made")
+
+EMBEDDED = "embedded"
+INTERRUPTED = 130  # what shells expect of a program that Ctrl-C ended
+_PATIENCE = 10  # times a tenth of a second, for a checkpoint that is being replaced
+
+MemoryOption = Annotated[Path, typer.Option("--memory", metavar="M", help="Folder of the memory.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        help="A model by name, Hugging Face name or folder. "
+        "Unless given: the one that the memory was made with, else embedded.",
+    ),
+]
+
+
+# Labels
+
+
+def read_labels(text: str | None, file: Path | None) -> list[str] | None:
+    """The labels given on the command line or in a file; None where neither was.
+
+    >>> read_labels("cat, tabby  cat,cat", None)
+    ['cat', 'tabby cat']
+    """
+    from anytimecl.labels import clean_labels
+
+    if text is not None and file is not None:
+        raise typer.BadParameter("Give --labels or --labels-file, not both.")
+    if file is not None:
+        return _labels_in(file)
+    if text is None:
+        return None
+    return clean_labels(part for part in text.split(",") if part.strip())
+
+
+def _labels_in(file: Path) -> list[str]:
+    """One label a line. Empty lines, and those that begin with #, say nothing."""
+    from anytimecl.labels import clean_label
+
+    found: dict[str, None] = {}  # a set that keeps the order
+    try:
+        with file.open(encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip() or line.lstrip().startswith("#"):
+                    continue
+                try:
+                    found[clean_label(line)] = None
+                except LabelError as error:
+                    raise LabelError(f"{file}, line {number}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise LabelError(f"{file} is not text in UTF-8: save it as that.") from error
+    except OSError as error:
+        raise LabelError(f"The labels in {file} cannot be read: {error.strerror}.") from error
+    if not found:
+        raise LabelError(f"There are no labels in {file}: write one on each line.")
+    return list(found)
+
+
+# Opening
+
+
+def read_meta(memory: Path, *, read_only: bool) -> Mapping[str, str]:
+    """What the memory says of itself.
+
+    Quick, so that a memory that is missing or in use is told before a model is loaded.
+    """
+    from anytimecl.memory import open_memory
+
+    with open_memory(memory, read_only=read_only) as store:
+        meta = store.meta
+    if missing := {"spec", "settings", "fingerprint"} - meta.keys():
+        raise StoreError(
+            f"The memory in {memory} was not made by a classifier: it does not tell its "
+            f"{', '.join(sorted(missing))}."
+        )
+    return meta
+
+
+def exists(memory: Path) -> bool:
+    """Whether there is a memory in the folder."""
+    from anytimecl.memory.database import FILE
+
+    return (memory / FILE).exists()
+
+
+def load_model(name: str | None, meta: Mapping[str, str] | None = None) -> Backbone:
+    """The model of that name; without one, that of the memory whose `meta` this is."""
+    from anytimecl import backbone
+
+    if name is not None or meta is None:
+        return backbone.load(name or EMBEDDED)
+    own = str(json.loads(meta["spec"])["name"])
+    try:
+        return backbone.load(own)
+    except ModelError as error:
+        raise ModelError(
+            f"{error} The memory was made with this model: name it or its folder with --model."
+        ) from error
+
+
+def open_to_read(memory: Path, model: Backbone) -> AnytimeClassifier:
+    """The classifier beside whoever may be learning in the same memory."""
+    from anytimecl.classifier import AnytimeClassifier
+
+    return _patiently(lambda: AnytimeClassifier.open(memory, model=model, read_only=True))
+
+
+def read_checkpoint(folder: Path) -> Checkpoint | None:
+    """The checkpoint of a memory that somebody else may be learning in."""
+    from anytimecl import checkpoint
+
+    return _patiently(lambda: checkpoint.load(folder))
+
+
+def _patiently(read: Callable[[], Made]) -> Made:
+    """What `read` gives, which may come upon a checkpoint that is just being replaced."""
+    for _ in range(_PATIENCE):
+        try:
+            return read()
+        except (OSError, RuntimeError) as error:  # files that are gone when they are to be opened
+            if isinstance(error, AnytimeError) and not isinstance(error, CheckpointError):
+                raise
+            time.sleep(0.1)
+    return read()
+
+
+@contextmanager
+def owning(
+    memory: Path, model: str | None, choose: Callable[[Settings], Settings] | None = None
+) -> Iterator[AnytimeClassifier]:
+    """The classifier that may change its memory; `choose` makes one where there is none.
+
+    What is chosen must agree with what a memory was made with.
+    """
+    classifier = _open_to_write(memory, model, choose)
+    try:
+        yield classifier
+    except KeyboardInterrupt:
+        # As after a crash: a checkpoint could hold half of a change, and the journal has it all.
+        classifier.memory.close()
+        raise
+    except BaseException:
+        classifier.close()
+        raise
+    else:
+        classifier.close()
+
+
+def _open_to_write(
+    memory: Path, model: str | None, choose: Callable[[Settings], Settings] | None
+) -> AnytimeClassifier:
+    from anytimecl.classifier import AnytimeClassifier
+    from anytimecl.settings import Settings
+
+    meta, settings = None, None
+    if choose is None or exists(memory):
+        meta = read_meta(memory, read_only=False)
+        made_with = Settings.from_json(meta["settings"])
+        settings = made_with.agreed(choose(made_with) if choose else None)
+    else:
+        settings = choose(Settings())
+    backbone = load_model(model, meta)
+    if backbone.text is None:  # or a memory would be made that can never learn
+        raise ModelError(
+            f"{backbone.spec.name} knows images only and cannot embed labels: choose another model."
+        )
+    return AnytimeClassifier.open(memory, model=backbone, settings=settings)
+
+
+# Ctrl-C
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed: work ends between two images, and the second press ends all."""
+    pressed = False
+
+    def press(number: int, frame: Any) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.signal(signal.SIGINT, before)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False  # only the main thread may have a handler
+        return
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def if_interrupted(told: str) -> Iterator[None]:
+    """Say on Ctrl-C what became of the work."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(told, err=True)
+        raise
+
+
+def writable(path: Path, option: str) -> Path:
+    """The path, if a file can be made there; told before the work rather than after it."""
+    if path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder: name a file.", param_hint=option)
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"There is no folder {path.parent}.", param_hint=option)
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise typer.BadParameter(f"{path} may not be written.", param_hint=option)
+    return path

@@ -1,0 +1,83 @@
+"""Files, folders and zips named on the command line, to images that are yet to be read."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from anytimecl.errors import ImageError
+from anytimecl.images import MAX_BYTES, ImageRef, iter_images
+
+_SAFE = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the others inflate without a bound
+
+
+class Failure(NamedTuple):
+    """Something named that cannot be used."""
+
+    name: str
+    why: str
+
+
+def find(paths: Iterable[Path]) -> Iterator[ImageRef | Failure]:
+    """Every image in the order named; a folder or zip stands for all that it holds."""
+    for path in paths:
+        try:
+            if path.is_dir() or (path.suffix.lower() == ".zip" and path.is_file()):
+                yield from iter_images(path)
+            else:
+                yield ImageRef(path.name, label=None, split=None, root=path.parent)
+        except ImageError as error:
+            yield Failure(str(path), str(error))
+
+
+def shown(ref: ImageRef) -> str:
+    """The name of an image as the user would write it."""
+    return str(ref.root / ref.name)
+
+
+def digest(ref: ImageRef) -> bytes:
+    """sha256 of the bytes of the file."""
+    try:
+        with _opened(ref) as file:
+            return _digest(file)
+    except Exception as error:  # zips raise nearly every type there is
+        ref.load()  # says better what is wrong
+        raise ImageError(
+            f"cannot read image {shown(ref)!r}: it changed while it was read; try again"
+        ) from error
+
+
+def _digest(file: IO[bytes]) -> bytes:
+    digest, left = hashlib.sha256(), MAX_BYTES
+    while left > 0 and (chunk := file.read(1 << 20)):
+        digest.update(chunk)
+        left -= len(chunk)
+    return digest.digest()
+
+
+@contextmanager
+def _opened(ref: ImageRef) -> Iterator[IO[bytes]]:
+    if ref.member is None:
+        path = ref.root / ref.name
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe could block for ever
+            raise OSError("not a regular file")
+        with path.open("rb") as file:
+            yield file
+        return
+    archive = _zip(ref.root, ref.root.stat().st_mtime_ns)
+    entry = archive.getinfo(ref.member)
+    if entry.compress_type not in _SAFE:
+        raise OSError("compressed in another way")
+    with archive.open(entry) as member:
+        yield member
+
+
+@lru_cache(maxsize=1)
+def _zip(root: Path, changed: int) -> zipfile.ZipFile:
+    return zipfile.ZipFile(root)  # open for long, since reading its list anew takes long

@@ -1,0 +1,162 @@
+"""What people see: tables on stdout, progress and reports on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_SHOWN = 20  # failures that are told one by one
+_EVERY = 10.0  # seconds between two lines about progress in a log
+
+
+def printable(text: str) -> str:
+    r"""Text that neither breaks a line nor steers a terminal, whatever a file is called.
+
+    >>> printable("a\x1b[2J.png")
+    'a\\x1b[2J.png'
+    """
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
+        for letter in text
+    )
+
+
+def percent(value: float) -> str:
+    """A share as people write it.
+
+    >>> percent(0.8767)
+    '87.7 %'
+    """
+    return f"{100 * value:.1f} %"
+
+
+def size(count: int) -> str:
+    """Bytes as people write them.
+
+    >>> size(999), size(7_300_000)
+    ('999 bytes', '7.3 MB')
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def counted(count: int, one: str, several: str | None = None) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "image"), counted(2000, "image")
+    ('1 image', '2,000 images')
+    """
+    return f"{count:,} {one if count == 1 else several or one + 's'}"
+
+
+def show_table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], numbers: Container[str] = ()
+) -> None:
+    """A table on stdout: as wide as the terminal, 80 columns where there is none.
+
+    `numbers` are the headings whose columns stand right.
+    """
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        if heading in numbers:
+            table.add_column(heading, justify="right", no_wrap=True)
+        else:
+            table.add_column(heading, overflow="fold")
+    _show(table, rows)
+
+
+def show_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Names and values, one a line."""
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    _show(table, facts)
+
+
+def _show(table: Table, rows: Iterable[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    for row in rows:  # as Text: what stands in brackets is no markup
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    Console().print(table)
+
+
+def report(failures: Sequence[str], what: str) -> None:
+    """Say on stderr what could not be used, one line each."""
+    if not failures:
+        return
+    typer.echo(f"{what} ({len(failures):,}):", err=True)
+    for failure in failures[:_SHOWN]:
+        typer.echo(f"  {printable(failure)}", err=True)
+    if len(failures) > _SHOWN:
+        typer.echo(f"  and {len(failures) - _SHOWN:,} more", err=True)
+
+
+class Advance(Protocol):
+    """Tells how far the work is."""
+
+    def __call__(self, done: int, total: int, note: str = "") -> None: ...
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Advance]:
+    """A bar on a terminal, a plain line now and then in a log; on stderr, away from results."""
+    with (_bar if sys.stderr.isatty() else _lines)(what) as advance:
+        yield advance
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Advance]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=9),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[note]}", markup=False),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(what, total=None, note="")
+        yield lambda done, total, note="": bar.update(
+            task, completed=min(done, total), total=total, note=note
+        )
+
+
+@contextmanager
+def _lines(what: str) -> Iterator[Advance]:
+    said = time.monotonic()
+
+    def advance(done: int, total: int, note: str = "") -> None:
+        nonlocal said
+        if time.monotonic() - said >= _EVERY:
+            said = time.monotonic()
+            told = f"{what}: {min(done, total):,} of {total:,}"
+            typer.echo(f"{told}, {note}" if note else told, err=True)
+
+    yield advance

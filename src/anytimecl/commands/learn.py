@@ -1,0 +1,334 @@
+"""`anytimecl learn`, `consolidate`, `forget` and `rebuild`: whatever changes what is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import random
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from anytimecl.commands import _common, _screen
+from anytimecl.errors import AnytimeError, ImageError, LabelError
+
+if TYPE_CHECKING:
+    from anytimecl.classifier import AnytimeClassifier
+    from anytimecl.images import ImageRef
+    from anytimecl.settings import Settings
+    from anytimecl.student import Learned
+
+RECENT = 200  # examples that the running accuracy is taken over
+TRAIN = "train"
+
+
+def register(main: typer.Typer) -> None:
+    """Add the commands to the program."""
+    for command in (learn, consolidate, forget, rebuild):
+        main.command(command.__name__)(command)
+
+
+def learn(
+    folder: Annotated[
+        Path, typer.Argument(help="Folder or zip of <class>/<file> or <split>/<class>/<file>.")
+    ],
+    memory: _common.MemoryOption,
+    model: _common.ModelOption = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help=f"Only this split. Unless given: {TRAIN}, where there is one."
+        ),
+    ] = None,
+    codec: Annotated[
+        str | None, typer.Option(metavar="C", help="How a new memory stores examples.")
+    ] = None,
+    sampler: Annotated[
+        str | None,
+        typer.Option(metavar="S", help="Which stored examples a new memory practises with."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Of a new memory, and of its --shuffle.")
+    ] = None,
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle", help="In random order instead of class by class.")
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Only the first N images.")
+    ] = None,
+    epochs: Annotated[
+        int, typer.Option("--consolidate", min=0, metavar="EPOCHS", help="Consolidate at the end.")
+    ] = 0,
+) -> None:
+    """Learn from a folder or zip of labelled images, one by one.
+
+    Each image is durable once learned. Ctrl-C stops between two of them; the same command goes on
+    from there, since a file that was learned with the same label is passed over.
+    Ends with 1 if some image could not be used.
+    """
+    refs = _choose_split(folder, split)
+
+    def choose(settings: Settings) -> Settings:
+        return _chosen(settings, codec, sampler, seed)
+
+    with _common.owning(memory, model, choose) as classifier:
+        if shuffle:
+            random.Random(classifier.settings.seed).shuffle(refs)
+        refs = refs[:limit]
+        tally = Tally()
+        _teach(classifier, refs, tally)
+        _summarise(classifier, tally)
+        if tally.seen < len(refs):
+            typer.echo(
+                f"Stopped after {tally.seen:,} of {len(refs):,} images; what was learned is kept. "
+                "The same command goes on from here.",
+                err=True,
+            )
+            raise typer.Exit(_common.INTERRUPTED)
+        if epochs:
+            _consolidate(classifier, epochs)
+    if tally.failures:
+        raise typer.Exit(1)
+
+
+def _choose_split(folder: Path, split: str | None) -> list[ImageRef]:
+    from anytimecl.images import iter_images
+
+    refs = list(iter_images(folder))
+    splits = sorted({ref.split for ref in refs if ref.split is not None})
+    if split is None and TRAIN in splits:
+        split = TRAIN
+        if others := [name for name in splits if name != TRAIN]:
+            told = f"Learning the split {TRAIN}; left alone: {', '.join(others)}."
+            typer.echo(_screen.printable(told), err=True)
+    chosen = refs if split is None else [ref for ref in refs if ref.split == split]
+    if chosen:
+        return chosen
+    if refs:
+        known = f"It has {', '.join(splits)}." if splits else "It has none."
+        raise typer.BadParameter(f"{folder} has no split {split!r}. {known}", param_hint="--split")
+    raise ImageError(f"There are no images in {folder}.")
+
+
+def _chosen(
+    settings: Settings, codec: str | None, sampler: str | None, seed: int | None
+) -> Settings:
+    """The settings with what was asked for, refused before a memory is made with it."""
+    from anytimecl.codec import CODECS
+    from anytimecl.sampling import SAMPLERS
+
+    for option, name, known in (("codec", codec, CODECS), ("sampler", sampler, SAMPLERS)):
+        if name is not None and name not in known:
+            raise typer.BadParameter(
+                f"There is no {option} {name!r}. There are: {', '.join(known)}.",
+                param_hint=f"--{option}",
+            )
+    return dataclasses.replace(
+        settings,
+        codec=codec or settings.codec,
+        sampler=sampler or settings.sampler,
+        seed=settings.seed if seed is None else seed,
+    )
+
+
+# The stream
+
+
+@dataclass
+class Tally:
+    """What happened to the images so far."""
+
+    started: float = field(default_factory=time.monotonic)
+    learned: int = 0
+    known: int = 0  # already in the memory
+    failures: list[str] = field(default_factory=list)
+    right: list[int] = field(default_factory=lambda: [0, 0, 0])  # blend, tuned, original
+    recent: deque[tuple[bool, bool, bool]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    @property
+    def seen(self) -> int:
+        """Images dealt with."""
+        return self.learned + self.known + len(self.failures)
+
+    def add(self, learned: Learned) -> None:
+        """One more was learned."""
+        who = learned.right, learned.tuned, learned.original
+        self.learned += 1
+        self.right = [total + right for total, right in zip(self.right, who, strict=True)]
+        self.recent.append(who)
+        self.times.append(time.monotonic())
+
+    def accuracy(self) -> list[float]:
+        """Of blend, tuned and original before the update, over the recent examples."""
+        return [sum(model) / len(self.recent) for model in zip(*self.recent, strict=True)]
+
+    def note(self) -> str:
+        """Throughput and running accuracy, short enough for a bar."""
+        if len(self.times) < 2:
+            return ""
+        speed = (len(self.times) - 1) / max(self.times[-1] - self.times[0], 1e-9)
+        blend, tuned, original = (f"{100 * value:.0f}" for value in self.accuracy())
+        return f"{speed:.1f}/s, right {blend} % (tuned {tuned}, original {original})"
+
+
+def _teach(classifier: AnytimeClassifier, refs: Sequence[ImageRef], tally: Tally) -> None:
+    with _common.asked_to_stop() as stopping, _screen.progress("learn") as advance:
+        for ref in refs:
+            try:
+                learned = _teach_one(classifier, ref)
+            except (ImageError, LabelError) as error:
+                tally.failures.append(str(error))
+            else:
+                if learned is None:
+                    tally.known += 1
+                else:
+                    tally.add(learned)
+            advance(tally.seen, len(refs), tally.note())
+            if stopping():
+                return
+
+
+def _teach_one(classifier: AnytimeClassifier, ref: ImageRef) -> Learned | None:
+    """Learn it, unless the same file was learned with the same label before."""
+    from anytimecl.commands._files import digest, shown
+    from anytimecl.labels import clean_label
+
+    if ref.label is None:
+        raise LabelError(f"{shown(ref)!r} lies in no class folder, so it has no label")
+    try:
+        label = clean_label(ref.label)
+    except LabelError as error:
+        raise LabelError(f"{shown(ref)!r}: {error}") from error
+    key = hashlib.sha256(digest(ref) + label.encode()).hexdigest()
+    if classifier.memory.has_key(key) is not None:
+        return None
+    return classifier.learn_one(ref.load(), label, key=key)
+
+
+def _summarise(classifier: AnytimeClassifier, tally: Tally) -> None:
+    seconds = time.monotonic() - tally.started
+    facts = [("learned", _screen.counted(tally.learned, "image"))]
+    if tally.learned:
+        facts[0] = ("learned", f"{facts[0][1]} in {seconds:.1f} s, {tally.learned / seconds:.1f}/s")
+    if tally.known:
+        facts.append(("passed over", f"{tally.known:,} that were learned before"))
+    if tally.failures:
+        facts.append(("unusable", f"{len(tally.failures):,}"))
+    labels = _screen.counted(len(classifier.labels), "label")
+    facts.append(("in memory", f"{_screen.counted(len(classifier), 'example')} of {labels}"))
+    _screen.show_facts(facts)
+    if tally.learned:
+        whole = [count / tally.learned for count in tally.right]
+        rows = [[f"these {tally.learned:,}", *map(_screen.percent, whole)]]
+        if tally.learned > RECENT:
+            rows.append([f"last {RECENT}", *map(_screen.percent, tally.accuracy())])
+        headings = ["right before learning", "blend", "tuned", "original"]
+        _screen.show_table(headings, rows, numbers=headings[1:])
+    _screen.report(tally.failures, "Not learned")
+
+
+# Idle moments
+
+
+def consolidate(
+    memory: _common.MemoryOption,
+    epochs: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How often to go through the memory.")
+    ] = 10,
+    model: _common.ModelOption = None,
+) -> None:
+    """Train over the whole memory; for any idle moment."""
+    with _common.owning(memory, model) as classifier:
+        if not len(classifier):
+            raise AnytimeError(f"Nothing is learned yet in {memory}: there is nothing to practise.")
+        _consolidate(classifier, epochs)
+
+
+def _consolidate(classifier: AnytimeClassifier, epochs: int) -> None:
+    told = (
+        "Stopped. Every example is kept. The memory has noted that it is to be consolidated: it "
+        "does so from the start when it is opened next."
+    )
+    with _common.if_interrupted(told), _screen.progress("consolidate") as advance:
+        classifier.consolidate(epochs, progress=advance)
+    times = _screen.counted(epochs, "time")
+    typer.echo(f"Went {times} through {_screen.counted(len(classifier), 'example')}.")
+
+
+def rebuild(memory: _common.MemoryOption, model: _common.ModelOption = None) -> None:
+    """Learn everything in the memory again from the start, as if the forgotten never were."""
+    with _common.owning(memory, model) as classifier:
+        _rebuild(classifier)
+
+
+def _rebuild(classifier: AnytimeClassifier) -> None:
+    told = "Stopped. What is known is as it was."
+    with _common.if_interrupted(told), _screen.progress("rebuild") as advance:
+        classifier.rebuild(progress=advance)
+    typer.echo(f"Learned {_screen.counted(len(classifier), 'example')} again from the start.")
+
+
+# Forgetting
+
+
+def forget(
+    memory: _common.MemoryOption,
+    example: Annotated[
+        int | None, typer.Option(metavar="ID", help="The number of one example.")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="L", help="Every example of this label.")
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--rebuild", help="Then learn all that is left again from the start.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    model: _common.ModelOption = None,
+) -> None:
+    """Remove one example, or every example of a label, for good.
+
+    What the weights took from them stays until a rebuild.
+    """
+    if (example is None) == (label is None):
+        raise typer.BadParameter("Say what to forget: --example or --label.")
+    what = _to_be_forgotten(memory, example, label)
+    if not yes:
+        typer.confirm(f"Forget {what} for good?", abort=True)
+    with _common.owning(memory, model) as classifier:
+        classifier.forget(example_id=example, label=label)
+        typer.echo(f"Forgot {what}.")
+        if again:
+            _rebuild(classifier)
+    if not again:
+        typer.echo(
+            "What the weights took from it stays until `anytimecl rebuild`; "
+            "`anytimecl consolidate` wears it down."
+        )
+
+
+def _to_be_forgotten(memory: Path, example: int | None, label: str | None) -> str:
+    """In words; an error where there is no such thing."""
+    from anytimecl.labels import clean_label
+    from anytimecl.memory import open_memory
+
+    with open_memory(memory, read_only=True) as store:
+        if example is not None:
+            return f"example {example} of {store.example(example).label!r}"
+        assert label is not None
+        name, counts = clean_label(label), store.labels()
+    if name not in counts:
+        raise LabelError(f"The memory in {memory} has no example of {name!r}.{_near(name, counts)}")
+    return f"{_screen.counted(counts[name], 'example')} of {name!r}"
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, known)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
