@@ -27,13 +27,20 @@ class Look(NamedTuple):
     weights: Tensor  # [patch], sum 1
 
 
-def look_at(tail: Mapping[str, Tensor], spec: TailSpec, own: Tensor, patches: Tensor) -> Look:
-    """From the normalised class token [width] and patches."""
+def frozen(tail: Mapping[str, Tensor], spec: TailSpec) -> dict[str, Tensor]:
+    """The parameters that `look_at` needs."""
     at = f"layers.{spec.last}."
-    gain, shift = tail[at + "layer_norm1.weight"], tail[at + "layer_norm1.bias"]
-    query = tail[at + "self_attn.q_proj.weight"] @ (own * gain + shift)
-    query = (query + tail[at + "self_attn.q_proj.bias"]).view(spec.heads, 1, -1)
-    keys = tail[at + "self_attn.k_proj.weight"].view(spec.heads, -1, spec.width)
+    names = ["layer_norm1.weight", "layer_norm1.bias"]
+    names += ["self_attn.q_proj.weight", "self_attn.q_proj.bias", "self_attn.k_proj.weight"]
+    return {name: tail[at + name].detach().to("cpu", torch.float32) for name in names}
+
+
+def look_at(tail: Mapping[str, Tensor], heads: int, own: Tensor, patches: Tensor) -> Look:
+    """From what `frozen` gives, the normalised class token [width] and patches."""
+    gain, shift = tail["layer_norm1.weight"], tail["layer_norm1.bias"]
+    query = tail["self_attn.q_proj.weight"] @ (own * gain + shift)
+    query = (query + tail["self_attn.q_proj.bias"]).view(heads, 1, -1)
+    keys = tail["self_attn.k_proj.weight"].view(heads, -1, len(own))
     queries = (query * query.shape[-1] ** -0.5 @ keys).squeeze(1) * gain  # [head, width]
     scores = queries @ patches.T
     attention = torch.cat([queries @ own[:, None], scores], dim=1).softmax(-1)[:, 1:]
@@ -67,11 +74,11 @@ def fit(look: Look, coefficients: Tensor) -> Tensor:
     Least squares over the patches and over their mixes, one for each head: what rounding did to
     the coefficients is mended here as far as components can mend it.
     """
-    design = torch.cat([torch.ones(len(coefficients), 1), coefficients], dim=1)
+    design = torch.cat([torch.ones_like(look.weights)[:, None], coefficients], dim=1)
     weighted = look.weights[:, None] * design
     mixed = _MIXES / len(look.attention) * (look.attention @ design)
     normal = weighted.T @ design + mixed.T @ (look.attention @ design)
-    normal += 1e-6 * normal.diagonal().mean() * torch.eye(len(normal))
+    normal.diagonal().add_(1e-6 * normal.diagonal().mean())  # rounding may make columns alike
     wanted = weighted.T @ look.patches + mixed.T @ (look.attention @ look.patches)
     fitted: Tensor = torch.linalg.solve(normal, wanted)
     return fitted

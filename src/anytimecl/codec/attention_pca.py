@@ -25,7 +25,7 @@ from torch import Tensor
 
 from anytimecl.backbone.spec import Spec
 from anytimecl.codec._check import checked, require_one_block
-from anytimecl.codec._lowrank import Look, components_of, directions, fit, look_at
+from anytimecl.codec._lowrank import Look, components_of, directions, fit, frozen, look_at
 from anytimecl.codec._record import OVERHEAD, pack, unpack
 from anytimecl.codec._rice import expected_bits, pack_rows, unpack_rows
 from anytimecl.errors import StoreError
@@ -35,6 +35,7 @@ _HEAD = struct.Struct("<B4fH")
 # Steps beside that of components, found by search over real tokens (docs/codecs.md). The mean is
 # the finest: its error is the same in every patch, and nothing averages it out.
 _CLS_STEP, _MEAN_STEP, _COEFFICIENT_STEP = 0.86, 0.25, 8.5
+_LARGEST = 16_383  # whole number of steps; with its sign it takes the 15 bits that decoding has
 _KEEP = 2.2  # steps, root mean square, that the entries of a component must have to be kept
 
 
@@ -62,21 +63,28 @@ class AttentionPca:
     ) -> None:
         require_one_block(self.name, spec)
         self.config = config or AttentionPcaConfig()
-        if self.config.budget < spec.tail.width:
+        width = spec.tail.width
+        if self.config.budget < width:
             raise ValueError(
-                f"A budget of {self.config.budget} bytes is too small: give at least "
-                f"{spec.tail.width}, a byte for each entry of a token."
+                f"A budget of {self.config.budget} bytes is too small: give at least {width}, "
+                "a byte for each entry of a token."
+            )
+        # No entry of a normalised patch is over the root of the width.
+        finest = width**0.5 / (_MEAN_STEP * _LARGEST)
+        if self.config.step < finest:
+            raise ValueError(
+                f"A step of {self.config.step} is too fine; {finest:.4f} is the least."
             )
         self._spec = spec.tail
-        self._shape = (spec.tokens, spec.tail.width)
-        self._tail = {name: value.detach().to("cpu", torch.float32) for name, value in tail.items()}
+        self._shape = (spec.tokens, width)
+        self._tail = frozen(tail, spec.tail)
 
     @torch.no_grad()
     def encode(self, tokens: Tensor) -> bytes:
         """Tokens [token, width] of one image to a record."""
         tokens = checked(tokens, self._shape)
         own, patches = self._normalised(tokens)
-        look = look_at(self._tail, self._spec, own, patches)
+        look = look_at(self._tail, self._spec.heads, own, patches)
         coefficients = directions(look, min(self.config.components, len(patches)))
         components = components_of(look, coefficients)
         strengths = components.square().mean(1).sqrt()
@@ -105,14 +113,16 @@ class AttentionPca:
             wide.append(payload[at : at + length])
             narrow.append(payload[at + length :])
         counts = np.array(ranks, np.int64)
-        rows = _padded(_signed(unpack_rows(wide, counts + 2, width)), counts + 2, device)
+        most = int(counts.max(initial=0))
+        entries = _signed(unpack_rows(wide, counts + 2, width))
+        rows = _padded(entries, counts + 2, most + 2, device)
         shift = np.frombuffer(b"".join(shifts), "<i2")
         whole = _unshifted(unpack_rows(narrow, counts, patches), counts, shift)
         scale = torch.tensor(steps, device=device).reshape(-1, 4, 1)  # [batch, step, 1]
         cls = (rows[:, 0] * scale[:, 0]).clamp(*_FINITE)
         mean = rows[:, 1] * scale[:, 1]
         components = rows[:, 2:] * scale[:, 2:3]
-        coefficients = _padded(whole, counts, device) * scale[:, 3:]
+        coefficients = _padded(whole, counts, most, device) * scale[:, 3:]
         return Seen(cls, LowRank(coefficients.mT, components, mean))
 
     def _normalised(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,7 +166,8 @@ def _payload(cls: Tensor, look: Look, coefficients: Tensor, step: float) -> byte
     whole = (coefficients / coefficient_step).round()
     fitted = fit(look, whole * coefficient_step)
     fitted[0] /= _MEAN_STEP
-    rows = torch.cat([cls[None].double() / cls_step, fitted.double() / step]).round()
+    rows = torch.cat([cls[None].double() / cls_step, fitted.double() / step])
+    rows = rows.round().clamp(-_LARGEST, _LARGEST)
     wide = pack_rows(_unsigned(rows.to(torch.int64).numpy()))
     shifts, narrow = _shifted(whole.to(torch.int64).numpy().T)
     head = _HEAD.pack(rank, cls_step, _MEAN_STEP * step, step, coefficient_step, len(wide))
@@ -204,15 +215,15 @@ def _signed(numbers: NDArray[np.int16]) -> NDArray[np.int16]:
 
 
 def _padded(
-    rows: NDArray[np.int16], counts: NDArray[np.int64], device: torch.device | str
+    rows: NDArray[np.int16], counts: NDArray[np.int64], most: int, device: torch.device | str
 ) -> Tensor:
     """Rows of several images, one below the other, as [image, row, column] filled up with zeros."""
     values = torch.from_numpy(rows).to(device).float()
-    images, most = len(counts), int(counts.max(initial=0))
+    images, columns = len(counts), rows.shape[1]
     if (counts == most).all():
-        return values.reshape(images, most, rows.shape[1])
-    padded = values.new_zeros(images * most, rows.shape[1])
+        return values.view(images, most, columns)
+    padded = values.new_zeros(images * most, columns)
     image = np.repeat(np.arange(images), counts)
     place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts) + most * image
     padded[torch.from_numpy(place).to(device)] = values
-    return padded.view(images, most, rows.shape[1])
+    return padded.view(images, most, columns)

@@ -79,4 +79,7 @@ def to_half_range(values: np.ndarray) -> tuple[np.ndarray, int]:
     if largest == 0.0:
         return values, 0
     exponent = 15 - int(np.frexp(largest)[1])
-    return np.ldexp(values, exponent), exponent
+    scaled = np.ldexp(values, exponent)
+    if exponent < -112:  # next to the largest float32, where rounding up would be infinity
+        scaled = scaled.clip(-32752, 32752)
+    return scaled, exponent
