@@ -1,0 +1,842 @@
+"""AnytimeClassifier, as its users meet it: what it answers, what it keeps, what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from tests.helpers import (
+    FAST,
+    LABELS,
+    changed,
+    differing,
+    knowledge,
+    lesson,
+    lessons,
+    model,
+    picture,
+    settings,
+    taught,
+)
+
+from anytimecl import checkpoint as checkpoints
+from anytimecl import classifier as classifier_module
+from anytimecl.backbone.text import LabelCache
+from anytimecl.backbone.trunk import block
+from anytimecl.blend import BLENDS
+from anytimecl.classifier import AnytimeClassifier
+from anytimecl.codec import CODECS
+from anytimecl.errors import (
+    AnytimeError,
+    CheckpointError,
+    ImageError,
+    LabelError,
+    ModelError,
+    StoreError,
+)
+from anytimecl.learner import Learner
+from anytimecl.memory import StoreWarning
+from anytimecl.prediction import NONE_OF_THESE, Prediction
+from anytimecl.settings import Settings
+from anytimecl.student import Learned
+
+NOVEL = ["golden retriever", "itap", "bad"]  # never taught here
+# These want more than tokens before they can store anything: a file, or a fit to a data set.
+USABLE = sorted(CODECS.keys() - {"image", "vq", "pca-dataset"})
+
+
+def opened(folder: Path, **options: Any) -> AnytimeClassifier:
+    return AnytimeClassifier.open(folder, **{"model": model(), **options})
+
+
+def values(predictions: list[Prediction]) -> list[list[float]]:
+    return [list(prediction.probabilities.values()) for prediction in predictions]
+
+
+# Asking
+
+
+def zero_shot(images: list[PIL.Image.Image], labels: list[str]) -> torch.Tensor:
+    """The original model by hand: whole blocks, cosines, a softmax written out."""
+    backbone = model()
+    spec, params = backbone.spec, backbone.tail
+    x = backbone.encode(images)
+    x = block(params, spec.tail, spec.tail.last, x)[:, 0]
+    x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    x = x * params["post_layernorm.weight"] + params["post_layernorm.bias"]
+    x = x @ params["visual_projection.weight"].T
+    vectors = backbone.embed_labels(labels)
+    cosines = x @ vectors.T / (x.norm(dim=1, keepdim=True) * vectors.norm(dim=1))
+    odds = (spec.logit_scale * cosines).exp()
+    return odds / odds.sum(1, keepdim=True)
+
+
+def test_zero_shot_is_the_original_models_softmax() -> None:
+    images, labels = [picture(n) for n in range(6)], list(LABELS)
+    expected = zero_shot(images, labels)
+    classifier = taught([])
+    found = classifier.predict(images, labels)
+    torch.testing.assert_close(torch.tensor(values(found)), expected, rtol=1e-4, atol=1e-6)
+    for prediction, row in zip(found, expected.tolist(), strict=True):
+        assert prediction.label == labels[row.index(max(row))]
+        assert prediction.probability == max(prediction.probabilities.values())
+        assert prediction.original == prediction.probabilities
+        assert prediction.tuned == {}
+        assert prediction.none_of_these == 0
+        assert prediction.spoke == "original"
+    assert len({prediction.label for prediction in found}) > 1
+
+
+def test_after_learning_both_models_are_blended() -> None:
+    classifier = taught(range(20), settings=settings(blend="ocw"))
+    labels, image = [*LABELS, *NOVEL], picture(77)
+    found, stats = classifier.predict(image, labels), classifier.stats()
+    for label in labels:
+        record = stats.get(label)
+        alpha = 0.0
+        if record is not None:
+            alpha = record.tuned / (record.tuned + record.original + 1e-8)
+            assert record.weight == pytest.approx(alpha, abs=1e-6)
+        expected = alpha * found.tuned[label] + (1 - alpha) * found.original[label]
+        assert found.probabilities[label] == pytest.approx(expected, abs=1e-6)
+    original = zero_shot([image], labels)[0].tolist()
+    assert list(found.original.values()) == pytest.approx(original, abs=1e-5)
+    assert found.tuned != pytest.approx(found.original, abs=1e-3)
+    assert sum(found.tuned.values()) == pytest.approx(1, abs=1e-5)
+
+
+def test_one_image_gives_one_prediction_and_a_list_gives_a_list() -> None:
+    classifier = taught(range(8))
+    images = [picture(n) for n in range(4)]
+    one = [classifier.predict(image, LABELS) for image in images]
+    for many in (classifier.predict(images, LABELS), classifier.predict(tuple(images), LABELS)):
+        assert [each.label for each in many] == [each.label for each in one]
+        np.testing.assert_allclose(values(many), values(one), atol=1e-6)
+    assert len(classifier.predict([images[0]], LABELS)) == 1
+    proba = classifier.predict_proba(images, LABELS)
+    assert proba.shape == (4, len(LABELS))
+    assert proba.dtype == np.float32
+    np.testing.assert_allclose(proba, values(one), atol=1e-6)
+    np.testing.assert_allclose(classifier.predict_proba(images[2], LABELS), proba[2], atol=1e-6)
+    assert classifier.predict_proba(images[2], LABELS).shape == (len(LABELS),)
+
+
+@pytest.mark.parametrize("blend", BLENDS)
+@pytest.mark.parametrize("labels", [LABELS, NOVEL])
+def test_no_images_give_no_predictions(blend: str, labels: list[str]) -> None:
+    classifier = taught(range(3), settings=settings(blend=blend))
+    assert classifier.predict([], labels) == []
+    assert classifier.predict_proba([], labels).shape == (0, len(labels))
+
+
+def test_probabilities_come_in_the_order_asked() -> None:
+    classifier = taught(range(8))
+    labels = ["dog", "itap", "cat", "great white shark"]
+    forwards = classifier.predict_proba(picture(5), labels)
+    backwards = classifier.predict_proba(picture(5), labels[::-1])
+    np.testing.assert_allclose(forwards, backwards[::-1], atol=1e-6)
+    assert len(set(forwards.tolist())) == 4
+    found = classifier.predict(picture(5), labels)
+    assert list(found.probabilities) == list(found.tuned) == list(found.original) == labels
+    best = sorted(zip(labels, forwards.tolist(), strict=True), key=lambda pair: -pair[1])
+    assert [label for label, _ in found.top(2)] == [label for label, _ in best[:2]]
+
+
+def test_a_label_given_twice_counts_once() -> None:
+    classifier = taught(range(8))
+    once = classifier.predict(picture(5), ["cat", "dog"])
+    assert classifier.predict(picture(5), ["cat", " dog", "cat ", "dog"]) == once
+    assert classifier.predict_proba(picture(5), ["cat", "dog", "cat"]).shape == (2,)
+
+
+def test_without_labels_it_chooses_among_all_that_it_learned() -> None:
+    classifier = taught([])
+    with pytest.raises(LabelError, match="Nothing is learned yet"):
+        classifier.predict(picture(0))
+    classifier.learn_one(picture(0), "cat")
+    classifier.learn_one(picture(1), "an unheard of thing")
+    assert list(classifier.predict(picture(2)).probabilities) == ["cat", "an unheard of thing"]
+    assert classifier.labels == ["cat", "an unheard of thing"]
+
+
+def test_ten_thousand_labels() -> None:
+    """A text tower would take minutes over so many, so each gets a vector by its checksum."""
+
+    def text(texts: Sequence[str]) -> torch.Tensor:
+        seeds = [torch.Generator().manual_seed(zlib.crc32(each.encode())) for each in texts]
+        vectors = torch.stack([torch.randn(model().spec.dim, generator=seed) for seed in seeds])
+        return vectors / vectors.norm(dim=1, keepdim=True)
+
+    backbone = dataclasses.replace(model(), text=text, label_cache=LabelCache())
+    classifier = AnytimeClassifier.open(model=backbone, settings=settings())
+    labels = [f"label {number}" for number in range(10_000)]
+    for number in range(40):
+        classifier.learn_one(picture(number), labels[number * 7])
+    proba = classifier.predict_proba([picture(3), picture(99)], labels)
+    assert proba.shape == (2, 10_000)
+    assert np.isfinite(proba).all()
+    assert (proba >= 0).all()
+    found = classifier.predict(picture(3), labels)
+    assert found.label == max(found.probabilities, key=found.probabilities.__getitem__)
+
+
+def test_asking_changes_nothing() -> None:
+    classifier = taught(range(10))
+    before = knowledge(classifier)
+    answers = values(classifier.predict([picture(n) for n in range(5)], [*LABELS, *NOVEL]))
+    classifier.predict_proba(picture(1), NOVEL)
+    classifier.stats()
+    again = values(classifier.predict([picture(n) for n in range(5)], [*LABELS, *NOVEL]))
+    assert differing(before, knowledge(classifier)) == []
+    assert again == answers
+
+
+# None of these
+
+
+def test_the_mass_of_none_of_these() -> None:
+    classifier = taught(range(20))
+    learner, labels = classifier._student.learner, [*LABELS, *NOVEL]
+    masses = []
+    for n in range(8):
+        found = classifier.predict(picture(n), labels)
+        tokens, vectors = model().encode([picture(n)]), model().embed_labels(labels)
+        rows = torch.tensor([classifier._student.rows.get(label, -1) for label in labels])
+        odds = learner.tuned_logits(tokens, vectors, rows)[0].double().exp().tolist()
+        other = learner.other_logit.double().exp().item()
+        assert found.none_of_these == pytest.approx(other / (sum(odds) + other), rel=1e-4)
+        assert 0 <= found.none_of_these <= 1
+        masses.append(found.none_of_these)
+    assert len(set(masses)) == 8
+
+
+def test_a_threshold_gives_none_of_these_as_an_answer() -> None:
+    classifier = taught(range(20))
+    found = classifier.predict(picture(3), LABELS)
+    mass = found.none_of_these
+    assert found.label in LABELS  # never without a threshold
+    below = classifier.predict(picture(3), LABELS, threshold=mass * 0.999)
+    assert below.label == NONE_OF_THESE
+    assert below.probability == mass
+    assert below.probabilities == found.probabilities
+    assert classifier.predict(picture(3), LABELS, threshold=mass * 1.001) == found
+    assert classifier.predict(picture(3), NOVEL, threshold=0.0).label in NOVEL  # nothing learned
+
+
+def test_spoke_says_whose_word_weighs_more() -> None:
+    for blend, voice in (("original", "original"), ("tuned", "tuned"), ("average", "original")):
+        classifier = taught(range(10), settings=settings(blend=blend))
+        assert classifier.predict(picture(3), LABELS).spoke == voice
+
+
+# Labels never seen
+
+
+@pytest.mark.parametrize("codec", USABLE)
+def test_answers_over_labels_never_seen_never_change(codec: str) -> None:
+    """Bit for bit, under every blend, after learning, consolidating, forgetting, rebuilding."""
+    classifier = taught([], settings=settings(codec=codec))
+    images = [picture(n) for n in range(3)]
+
+    def answers() -> dict[str, Any]:
+        found = {}
+        for blend in BLENDS:
+            classifier.settings = dataclasses.replace(classifier.settings, blend=blend)
+            predictions = classifier.predict(images, NOVEL)
+            found[blend] = values(predictions), [each.label for each in predictions]
+            assert classifier.predict_proba(images, NOVEL).tolist() == values(predictions)
+        return found
+
+    before = answers()
+    for number in range(12):
+        classifier.learn_one(*lesson(number))
+        assert answers() == before
+    classifier.consolidate(2)
+    assert answers() == before
+    classifier.forget(example_id=3)
+    classifier.forget(label="dog")
+    assert answers() == before
+    classifier.rebuild()
+    assert answers() == before
+    # A forgotten label is one never seen.
+    zero = taught([], settings=settings(codec=codec))
+    assert values(classifier.predict(images, ["dog", *NOVEL])) == values(
+        zero.predict(images, ["dog", *NOVEL])
+    )
+
+
+@pytest.mark.parametrize("blend", sorted(BLENDS.keys() - {"tuned"}))
+def test_beside_labels_learned_others_keep_the_original_probability(blend: str) -> None:
+    classifier, zero = taught(range(12), settings=settings(blend=blend)), taught([])
+    labels, images = ["cat", *NOVEL, "dog"], [picture(n) for n in range(4)]
+    now, then = classifier.predict(images, labels), zero.predict(images, labels)
+    for one, two in zip(now, then, strict=True):
+        assert [one.probabilities[y] for y in NOVEL] == [two.probabilities[y] for y in NOVEL]
+    if blend not in ("original", "ocw_rounded"):  # these may well choose the original for both
+        assert any(
+            one.probabilities[y] != two.probabilities[y]
+            for one, two in zip(now, then, strict=True)
+            for y in ("cat", "dog")
+        )
+
+
+@pytest.mark.parametrize("codec", sorted(CODECS.keys() - set(USABLE)))
+def test_a_codec_that_cannot_store_an_image_says_so_and_stores_nothing(codec: str) -> None:
+    classifier = AnytimeClassifier.open(model=model(), settings=settings(codec=codec))
+    with pytest.raises(ModelError, match=codec):
+        classifier.learn_one(*lesson(0))
+    assert len(classifier) == 0
+
+
+# Learning
+
+
+def test_learning_many_is_learning_one_by_one() -> None:
+    one, many = taught(range(25)), AnytimeClassifier.open(model=model(), settings=settings())
+    reported: list[Any] = []
+    assert many.learn_many(lessons(12)) == 12
+    assert many.learn_many(iter(lessons(13, start=12)), report=reported.append) == 13
+    assert differing(knowledge(one), knowledge(many)) == []
+    assert [learned.id for learned in reported] == list(range(13, 26))
+    assert many.learn_many([]) == 0
+
+
+def test_the_same_stream_and_seed_give_the_same_model_and_another_seed_another() -> None:
+    first, again = taught(range(25)), taught(range(25))
+    assert differing(knowledge(first), knowledge(again)) == []
+    for other in (taught(range(25), settings=settings(seed=1)), taught([1, 0, *range(2, 25)])):
+        differ = differing(knowledge(first), knowledge(other))
+        assert any(name.startswith("weights.") for name in differ)
+
+
+def test_learning_helps() -> None:
+    """Two pictures with odd names are told apart after some lessons."""
+    classifier = taught([])
+    images = {"golden retriever": picture(0), "great white shark": picture(1)}
+    for _ in range(40):
+        for label, image in images.items():
+            classifier.learn_one(image, label)
+    for label, image in images.items():
+        found = classifier.predict(image, list(images))
+        assert found.label == label
+        assert found.tuned[label] > 0.9
+        assert found.spoke == "tuned"
+
+
+def test_a_key_teaches_once(tmp_path: Path) -> None:
+    with opened(tmp_path, settings=settings()) as classifier:
+        first = classifier.learn_one(*lesson(0), key="a")
+        second = classifier.learn_one(*lesson(1), key="b")
+        before = knowledge(classifier)
+        assert classifier.learn_one(*lesson(0), key="a").id == first.id
+        assert classifier.learn_one(*lesson(5), key="b").id == second.id
+        assert differing(before, knowledge(classifier)) == []
+    with opened(tmp_path) as classifier:
+        assert classifier.learn_one(*lesson(0), key="a").id == first.id
+        assert differing(before, knowledge(classifier)) == []
+        classifier.forget(example_id=first.id)
+        assert classifier.learn_one(*lesson(0), key="a").id > second.id
+        assert len(classifier) == 2
+
+
+def wrong_lessons(folder: Path) -> dict[str, tuple[type[AnytimeError], Any, Any, Any]]:
+    cut = io.BytesIO()
+    picture(0).save(cut, "PNG")
+    return {
+        "no such file": (ImageError, folder / "missing.png", "cat", None),
+        "not an image": (ImageError, b"not an image at all", "cat", None),
+        "cut short": (ImageError, cut.getvalue()[:200], "cat", None),
+        "no label": (LabelError, picture(0), "  ", None),
+        "no text": (LabelError, picture(0), 7, None),
+        "control characters": (LabelError, picture(0), "a\x00b", None),
+        "not among its candidates": (LabelError, picture(0), "cat", ["dog"]),
+        "no candidates": (LabelError, picture(0), "cat", []),
+        "a text for candidates": (LabelError, picture(0), "cat", "cat"),
+        "a bad candidate": (LabelError, picture(0), "cat", ["cat", ""]),
+    }
+
+
+@pytest.mark.parametrize("case", wrong_lessons(Path()))
+def test_a_lesson_that_cannot_be_learned_stores_nothing(case: str, tmp_path: Path) -> None:
+    error, image, label, candidates = wrong_lessons(tmp_path)[case]
+    classifier = taught(range(5))
+    before = knowledge(classifier)
+    with pytest.raises(error):
+        classifier.learn_one(image, label, candidates=candidates)
+    assert differing(before, knowledge(classifier)) == []
+    if candidates is None:
+        reported: list[Any] = []
+        assert classifier.learn_many([(image, label), lesson(5)], report=reported.append) == 1
+        assert isinstance(reported[0], error)
+        assert isinstance(reported[1], Learned)
+        assert differing(knowledge(classifier), knowledge(taught(range(6)))) == []
+
+
+def test_what_the_text_side_refuses_is_not_stored(tmp_path: Path) -> None:
+    """Stored all the same, it could never be taught, and the memory never be opened again."""
+
+    def text(texts: Any) -> torch.Tensor:
+        if any("unspeakable" in each for each in texts):
+            raise ModelError("This cannot be said.")
+        assert model().text is not None
+        return model().text(texts)
+
+    backbone = dataclasses.replace(model(), text=text, label_cache=LabelCache())
+    with opened(tmp_path, model=backbone, settings=settings()) as classifier:
+        classifier.learn_one(*lesson(0))
+        before = knowledge(classifier)
+        with pytest.raises(ModelError, match="cannot be said"):
+            classifier.learn_one(picture(1), "unspeakable")
+        with pytest.raises(ModelError, match="cannot be said"):
+            classifier.learn_one(picture(1), "cat", candidates=["cat", "unspeakable thing"])
+        assert differing(before, knowledge(classifier)) == []
+    with opened(tmp_path, model=backbone) as classifier:
+        assert len(classifier) == 1
+
+
+def test_many_stop_at_the_first_bad_one_and_keep_all_before() -> None:
+    classifier = AnytimeClassifier.open(model=model(), settings=settings())
+    with pytest.raises(ImageError):
+        classifier.learn_many([*lessons(5), (b"no image", "cat"), *lessons(3, start=5)])
+    assert differing(knowledge(classifier), knowledge(taught(range(5)))) == []
+
+
+def test_many_that_break_off_leave_all_they_gave() -> None:
+    def breaking() -> Iterator[tuple[PIL.Image.Image, str]]:
+        yield from lessons(5)
+        raise ConnectionError("the camera is gone")
+
+    classifier = AnytimeClassifier.open(model=model(), settings=settings())
+    with pytest.raises(ConnectionError, match="camera"):
+        classifier.learn_many(breaking())
+    assert differing(knowledge(classifier), knowledge(taught(range(5)))) == []
+
+
+def test_candidates_change_what_is_learned() -> None:
+    def learned(candidates: list[str] | None) -> dict[str, Any]:
+        classifier = taught(range(6))
+        classifier.learn_one(picture(9), "dog", candidates=candidates)
+        return knowledge(classifier)
+
+    everything, aloud = learned(None), learned(taught(range(6)).labels)
+    few = learned(["dog", "cat"])
+    for name, value in everything["tensors"].items():  # all that were seen, said aloud
+        torch.testing.assert_close(value, aloud["tensors"][name], rtol=0, atol=1e-5)
+    assert not torch.allclose(
+        few["tensors"]["weights.other"], everything["tensors"]["weights.other"]
+    )
+
+
+def test_candidates_never_seen_stay_unseen() -> None:
+    classifier = taught([])
+    classifier.learn_one(picture(0), "dog", candidates=["dog", *NOVEL])
+    assert classifier.labels == ["dog"]
+    before = taught([]).predict(picture(1), NOVEL)
+    assert classifier.predict(picture(1), NOVEL) == before
+
+
+def test_an_interrupted_lesson_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between storing and learning: the next lesson finds the journal ahead."""
+    classifier = taught(range(8))
+    keep = Learner.look_ahead
+
+    def interrupted(self: Learner, batch: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Learner, "look_ahead", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        classifier.learn_one(*lesson(8))
+    monkeypatch.setattr(Learner, "look_ahead", keep)
+    assert len(classifier) == 9
+    classifier.learn_one(*lesson(9))
+    assert differing(knowledge(classifier), knowledge(taught(range(10)))) == []
+
+
+@pytest.mark.parametrize("epochs", [0, -1, 1.5, "2", None])
+def test_consolidation_takes_a_whole_number_of_epochs(epochs: Any) -> None:
+    classifier = taught(range(4))
+    before = knowledge(classifier)
+    with pytest.raises(ValueError, match="epochs"):
+        classifier.consolidate(epochs)
+    assert differing(before, knowledge(classifier)) == []
+    assert classifier.memory.last == before["event"]
+
+
+def test_stats_tell_counts_accuracies_and_weights() -> None:
+    classifier = taught(range(25))
+    stats = classifier.stats()
+    assert {label: each.examples for label, each in stats.items()} == classifier.memory.labels()
+    for label, each in stats.items():
+        record = classifier._student.estimates.of(label)
+        assert (each.tuned, each.original) == (record.tuned, record.original)
+        assert 0 <= each.weight <= 1
+    assert sum(each.examples for each in stats.values()) == len(classifier) == 25
+    assert taught([]).stats() == {}
+
+
+# Forgetting
+
+
+def test_forgetting_an_example(tmp_path: Path) -> None:
+    with opened(tmp_path, settings=settings()) as classifier:
+        classifier.learn_many(lessons(10))
+        weights = knowledge(classifier)["tensors"]
+        assert classifier.forget(example_id=4) == 1
+        assert len(classifier) == 9
+        assert 4 not in dict(classifier.memory.ids())
+        assert changed(weights, knowledge(classifier)["tensors"]) == []  # until it is rebuilt
+        with pytest.raises(StoreError, match="4"):
+            classifier.forget(example_id=4)
+        with pytest.raises(StoreError, match="99"):
+            classifier.forget(example_id=99)
+        classifier.learn_one(*lesson(10))
+        after = knowledge(classifier)
+    with opened(tmp_path) as classifier:
+        assert differing(after, knowledge(classifier)) == []
+        with pytest.raises(StoreError, match="4"):
+            classifier.forget(example_id=4)
+
+
+def test_forgetting_a_label_leaves_no_trace_of_its_text(tmp_path: Path) -> None:
+    with opened(tmp_path, settings=settings()) as classifier:
+        classifier.learn_many(lessons(10))
+        classifier.learn_one(picture(20), "secret garden")
+        classifier.learn_one(picture(21), "secret garden")
+        classifier.learn_many(lessons(5, start=10))
+        assert classifier.forget(label=" secret  garden") == 2
+        assert "secret garden" not in classifier.labels
+        assert "secret garden" not in classifier.stats()
+        classifier.learn_many(lessons(5, start=15))
+        before = knowledge(classifier)
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or b"secret" not in path.read_bytes(), path
+    with opened(tmp_path) as classifier:
+        assert differing(before, knowledge(classifier)) == []
+
+
+def test_forgetting_what_was_never_there() -> None:
+    classifier = taught(range(5))
+    before = knowledge(classifier)
+    assert classifier.forget(label="unheard of") == 0
+    for wrong in ({}, {"example_id": 1, "label": "cat"}):
+        with pytest.raises(LabelError, match="what to forget"):
+            classifier.forget(**wrong)
+    with pytest.raises(LabelError):
+        classifier.forget(label="")
+    assert differing(before, knowledge(classifier)) == []
+    assert classifier.memory.last == 5
+
+
+def test_everything_can_be_forgotten() -> None:
+    classifier = taught(range(12))
+    for label in classifier.labels:
+        classifier.forget(label=label)
+    assert len(classifier) == 0
+    assert classifier.labels == []
+    answer, zero = (each.predict(picture(1), LABELS) for each in (classifier, taught([])))
+    assert answer == zero
+    classifier.learn_one(*lesson(0))
+    assert len(classifier) == 1
+
+
+def test_a_rebuilt_classifier_never_saw_what_was_forgotten() -> None:
+    """An example's number seeds its batch, so the fresh one counts the gaps along."""
+    classifier = taught(range(8))
+    classifier.consolidate(1)  # event 9
+    classifier.learn_one(picture(30), "golden retriever")  # 10
+    for number in range(8, 12):
+        classifier.learn_one(*lesson(number))  # 11 to 14
+    classifier.forget(example_id=3)  # 15
+    classifier.forget(label="golden retriever")  # 16
+    classifier.learn_one(*lesson(12))  # 17
+    classifier.rebuild()
+
+    fresh = AnytimeClassifier.open(model=model(), settings=settings())
+    for event in range(1, 18):
+        if event in (3, 10, 15, 16):
+            fresh.memory.record_event("nothing", {})
+        elif event == 9:
+            fresh.consolidate(1)
+        else:
+            number = event - 1 if event < 9 else event - 3 if event < 15 else 12
+            learned = fresh.learn_one(*lesson(number))
+            assert learned.id == event
+    assert differing(knowledge(fresh), knowledge(classifier)) == []
+
+
+# Saving
+
+
+@pytest.mark.parametrize("codec", USABLE)
+def test_saved_and_loaded_it_goes_on_exactly(codec: str, tmp_path: Path) -> None:
+    classifier = taught(range(15), settings=settings(codec=codec, seed=3, eta=0.9))
+    classifier.consolidate(1)
+    classifier.forget(example_id=2)
+    classifier.save_pretrained(tmp_path / "saved")
+    before, labels = knowledge(classifier), [*LABELS, *NOVEL]
+    answers = classifier.predict([picture(50), picture(51)], labels)
+    with AnytimeClassifier.from_pretrained(tmp_path / "saved", model=model()) as again:
+        assert differing(before, knowledge(again)) == []
+        assert again.predict([picture(50), picture(51)], labels) == answers
+        assert again.settings == classifier.settings
+        for each in (classifier, again):
+            each.learn_many(lessons(5, start=15))
+        assert differing(knowledge(classifier), knowledge(again)) == []
+
+
+def test_what_is_saved_is_loaded_without_learning_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taught(range(15)).save_pretrained(tmp_path / "saved")
+
+    def never(*_: Any) -> None:
+        raise AssertionError("it learned again")
+
+    monkeypatch.setattr(Learner, "look_ahead", never)
+    with AnytimeClassifier.from_pretrained(tmp_path / "saved", model=model()) as again:
+        assert len(again) == 15
+
+
+def test_saving_and_loading_refuse_the_wrong_folder(tmp_path: Path) -> None:
+    classifier = taught(range(3))
+    classifier.save_pretrained(tmp_path / "saved")
+    with pytest.raises(StoreError, match="not empty"):
+        classifier.save_pretrained(tmp_path / "saved")
+    (tmp_path / "empty").mkdir()
+    for folder in ("missing", "empty"):
+        with pytest.raises(StoreError, match="no saved classifier"):
+            AnytimeClassifier.from_pretrained(tmp_path / folder, model=model())
+    assert not (tmp_path / "missing").exists()
+    assert list((tmp_path / "empty").iterdir()) == []
+    classifier.save_pretrained(tmp_path / "empty")
+
+
+def test_closed_and_opened_it_goes_on_exactly(tmp_path: Path) -> None:
+    straight = taught(range(20))
+    with opened(tmp_path, settings=settings()) as classifier:
+        classifier.learn_many(lessons(10))
+    with opened(tmp_path) as classifier:
+        assert classifier.settings == settings()
+        classifier.learn_many(lessons(10, start=10))
+        assert differing(knowledge(straight), knowledge(classifier)) == []
+    classifier.close()
+    with pytest.raises(StoreError, match="closed"):
+        classifier.learn_one(*lesson(0))
+    assert classifier.predict(picture(0), LABELS).label in LABELS  # weights need no file
+
+
+def test_without_its_checkpoint_a_memory_is_learned_again(tmp_path: Path) -> None:
+    with opened(tmp_path, settings=settings()) as classifier:
+        classifier.learn_many(lessons(12))
+        before = knowledge(classifier)
+    for path in (tmp_path / "checkpoint").iterdir():
+        path.unlink()
+    with pytest.raises(CheckpointError, match="Delete it"):
+        opened(tmp_path)
+    (tmp_path / "checkpoint").rmdir()
+    with opened(tmp_path) as classifier:
+        assert differing(before, knowledge(classifier)) == []
+
+
+def test_checkpoints_are_written_as_it_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(classifier_module, "CHECKPOINT_EVERY", 4)
+    classifier = opened(tmp_path, settings=settings())
+    events = []
+    for number in range(13):
+        classifier.learn_one(*lesson(number))
+        classifier._settled()
+        saved = checkpoints.load_beside_owner(tmp_path / "checkpoint")
+        events.append(saved.event if saved else 0)
+    assert events == [0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12]
+    classifier.close()
+    saved = checkpoints.load(tmp_path / "checkpoint")
+    assert saved is not None
+    assert saved.event == 13
+
+
+def test_a_checkpoint_that_fails_beside_learning_is_told_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(classifier_module, "CHECKPOINT_EVERY", 4)
+    keep, full = checkpoints.save, True
+
+    def save(*args: Any) -> None:
+        if full:
+            raise CheckpointError("The disk is full.")
+        keep(*args)
+
+    monkeypatch.setattr(checkpoints, "save", save)
+    classifier = opened(tmp_path, settings=settings())
+    for number in range(7):  # the fourth begins one, whose end nobody waits for
+        classifier.learn_one(*lesson(number))
+    with pytest.warns(StoreWarning, match="disk is full"):
+        assert classifier.learn_one(*lesson(7)).id == 8
+    with pytest.warns(StoreWarning, match="disk is full"), pytest.raises(CheckpointError):
+        classifier.forget(example_id=2)
+    full = False
+    for number in range(8, 12):
+        classifier.learn_one(*lesson(number))
+    before = knowledge(classifier)
+    classifier.close()
+    with opened(tmp_path) as again:
+        assert differing(before, knowledge(again)) == []
+
+
+def test_closing_tries_a_failed_checkpoint_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(classifier_module, "CHECKPOINT_EVERY", 4)
+    keep = checkpoints.save
+    calls: list[Callable[..., None]] = []
+
+    def save(*args: Any) -> None:
+        calls.append(keep)
+        if len(calls) == 1:
+            raise CheckpointError("The disk is full.")
+        keep(*args)
+
+    monkeypatch.setattr(checkpoints, "save", save)
+    classifier = opened(tmp_path, settings=settings())
+    classifier.learn_many(lessons(4))
+    with pytest.warns(StoreWarning, match="disk is full"):
+        classifier.close()
+    saved = checkpoints.load(tmp_path / "checkpoint")
+    assert saved is not None
+    assert saved.event == 4
+
+
+# Opening
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.endswith(("-shm", "-wal"))
+    }
+
+
+def test_a_reader_beside_the_owner_predicts_and_changes_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path, settings=settings()) as owner:
+        owner.learn_many(lessons(6))
+        owner.forget(example_id=6)  # which writes a checkpoint
+        owner.learn_many(lessons(4, start=6))
+        before = files(tmp_path)
+        with opened(tmp_path, read_only=True) as reader:
+            assert differing(knowledge(owner), knowledge(reader)) == []
+            found = reader.predict(picture(9), [*LABELS, *NOVEL])
+            assert found == owner.predict(picture(9), [*LABELS, *NOVEL])
+            for refused in (
+                lambda: reader.learn_one(*lesson(0)),
+                lambda: reader.forget(example_id=1),
+                lambda: reader.forget(label="cat"),
+                lambda: reader.consolidate(1),
+            ):
+                with pytest.raises(StoreError, match="reading only"):
+                    refused()
+            reader.rebuild()
+        assert files(tmp_path) == before
+        owner.learn_one(*lesson(10))
+    with pytest.raises(StoreError, match="no memory"):
+        opened(tmp_path / "nowhere", read_only=True)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_two_owners_are_one_too_many(tmp_path: Path) -> None:
+    with opened(tmp_path, settings=settings()), pytest.raises(StoreError, match="in use"):
+        opened(tmp_path)
+    opened(tmp_path).close()
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path, settings=settings()) as classifier:
+        classifier.learn_one(*lesson(0))
+    for other in (model(seed=1), model(blocks=2)):
+        with pytest.raises(StoreError, match="tiny clip 0") as raised:
+            opened(tmp_path, model=other)
+        assert other.spec.name in str(raised.value)
+    moved = dataclasses.replace(model().spec, name="the same model in another folder")
+    with opened(tmp_path, model=dataclasses.replace(model(), spec=moved)) as classifier:
+        assert len(classifier) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"codec": "tokens-fp16"},
+        {"sampler": "fifo"},
+        {"eta": 0.5},
+        {"seed": 8},
+        {"templates": ("a {}",)},
+        {"learner": dataclasses.replace(FAST, batch=7)},
+    ],
+)
+def test_other_settings_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    with opened(tmp_path, settings=settings()) as classifier:
+        classifier.learn_one(*lesson(0))
+    with pytest.raises(StoreError, match=f"made with {next(iter(change))}="):
+        opened(tmp_path, settings=settings(**change))
+    with opened(tmp_path) as classifier:
+        assert len(classifier) == 1
+
+
+def test_the_blend_may_change_from_opening_to_opening(tmp_path: Path) -> None:
+    with opened(tmp_path, settings=settings(blend="ocw")) as classifier:
+        classifier.learn_many(lessons(12))
+    for blend in BLENDS:
+        with opened(tmp_path, settings=settings(blend=blend)) as classifier:
+            found = classifier.predict(picture(3), LABELS)
+            if blend in ("tuned", "original"):
+                assert found.probabilities == getattr(found, blend)
+    with opened(tmp_path) as classifier:
+        assert classifier.settings.blend == "ocw"
+
+
+@pytest.mark.parametrize("wrong", [{"codec": "x"}, {"sampler": "x"}, {"blend": "x"}, {"eta": 1.0}])
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=str(next(iter(wrong.values())))):
+        Settings(**wrong)
+
+
+def test_settings_survive_json() -> None:
+    chosen = settings(templates=["a {}", "the {}"], seed=4, eta=0.5, sampler="fifo", blend="aim")
+    assert chosen.templates == ("a {}", "the {}")
+    assert Settings.from_json(chosen.to_json()) == chosen
+    assert Settings.from_json(Settings().to_json()) == Settings()
+    for text in ("{}", "[]", "nonsense", chosen.to_json().replace("fifo", "lifo")):
+        with pytest.raises(StoreError, match="another version"):
+            Settings.from_json(text)
+
+
+def test_templates_shape_what_labels_mean(tmp_path: Path) -> None:
+    plain = taught(range(4), settings=settings(templates=["{}"]))
+    other = taught(range(4), settings=settings(templates=["a bad photo of {}"]))
+    assert plain.predict(picture(3), NOVEL) != other.predict(picture(3), NOVEL)
+    with opened(tmp_path, settings=settings(templates=["{}", "a {}"])):
+        pass
+    with opened(tmp_path, settings=settings(templates=["{}", "a {}"])):
+        pass
+
+
+@pytest.mark.parametrize("backbone", [model("siglip"), model(blocks=2)])
+def test_a_codec_that_does_not_fit_the_model_leaves_no_memory_behind(
+    backbone: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match="tokens-fp16"):
+        opened(tmp_path / "m", model=backbone)
+    with opened(tmp_path / "m", model=backbone, settings=settings()) as classifier:
+        classifier.learn_many(lessons(6))
+        before = knowledge(classifier)
+    with opened(tmp_path / "m", model=backbone) as classifier:
+        assert differing(before, knowledge(classifier)) == []
+        assert classifier.predict(picture(0)).label in LABELS
