@@ -393,10 +393,14 @@ def _one_ahead(items: Iterable[Item], work: Callable[[Item], Made]) -> Iterator[
     """Results in order, each worked out while the one before it is being used."""
     with ThreadPoolExecutor(1, "anytimecl-encode") as pool:
         waiting: Future[Made] | None = None
-        for item in items:
-            coming = pool.submit(work, item)
+        try:
+            for item in items:
+                before, waiting = waiting, pool.submit(work, item)
+                if before is not None:
+                    yield before.result
+        except Exception:  # of the items themselves: what they gave before it still counts
             if waiting is not None:
                 yield waiting.result
-            waiting = coming
+            raise
         if waiting is not None:
             yield waiting.result
