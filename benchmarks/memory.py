@@ -1,11 +1,15 @@
 """A memory of a million records: how fast it opens, how fast it is drawn from, how large it is.
 
     python -m benchmarks.memory [--records 1000000] [--size 4400] [--labels 1000] [--folder DIR]
+    python -m benchmarks.memory --layouts
 
 Records are random bytes whose sizes vary by a tenth around `--size`. The reference, in the same
 run, is a plain table with one row for each record, at a fiftieth of the count: its disk use in
 proportion to the payload, and its time to read 31 records by id. A memory that `--folder` holds
-already is measured as it is; without `--folder` one is filled (about 6 GB) and removed again.
+already is measured as it is; without `--folder` one is filled (about 5 GB) and removed again.
+The draws find the database in the system's page cache, and mostly not in the memory's own.
+
+`--layouts` compares the disk use of ours with that of one row a record in pages of other sizes.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from anytimecl.memory import Row, info, open_memory
+from anytimecl.memory.database import FILE
 from anytimecl.sampling import ClassBalanced
 
 LIMITS = {"open": 3.0, "draw": 1.0, "ram": 150.0, "disk": 1.05}
@@ -39,10 +44,14 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=4400)
     parser.add_argument("--labels", type=int, default=1000)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--layouts", action="store_true")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.measure:
         print(json.dumps(measure(chosen.measure)))
+        return
+    if chosen.layouts:
+        layouts()
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = chosen.folder or Path(scratch) / "memory"
@@ -104,6 +113,7 @@ def measure(folder: Path) -> dict[str, float]:
     for _ in memory.ids():
         pass
     ids = time.perf_counter() - began
+    _warm(folder / FILE)
     rng = random.Random(1)
     draw = _median(DRAWS, lambda: memory.read(sampler.draw(BATCH, rng)))
     again = sampler.draw(BATCH, rng)
@@ -125,11 +135,28 @@ def measure(folder: Path) -> dict[str, float]:
     }
 
 
-def reference(path: Path, records: int, size: int) -> dict[str, float]:
-    """One row a record, in pages of the same size."""
+def layouts() -> None:
+    """Disk in proportion to the payload, for records of several sizes, in several layouts."""
+    pages = [1024, 4096, 8192, 16384, 32768, 65536]
+    print("disk, times the payload; sizes vary by a tenth")
+    print("record size   ours  " + "".join(f"{page // 1024:4} KB" for page in pages))
+    for size in (2500, 3500, 4400, 6400, 9000):
+        with tempfile.TemporaryDirectory() as scratch:
+            fill(Path(scratch) / "ours", 10_000, size, 100)
+            with open_memory(Path(scratch) / "ours") as memory:
+                numbers = info(memory)
+            found = [numbers.disk_bytes / numbers.payload_bytes]
+            for page in pages:
+                path = Path(scratch) / f"{page}"
+                found.append(reference(path, 10_000, size, page)["disk"])
+        print(f"{size:11}{found[0]:7.3f}  " + "".join(f"{one:7.3f}" for one in found[1:]))
+
+
+def reference(path: Path, records: int, size: int, page: int = 4096) -> dict[str, float]:
+    """One row a record."""
     rng = random.Random(0)
     db = sqlite3.connect(path)
-    db.execute("PRAGMA page_size = 4096")
+    db.execute(f"PRAGMA page_size = {page}")
     db.execute("CREATE TABLE example (id INTEGER PRIMARY KEY, label TEXT, record BLOB)")
     rows = [_row(rng, size, 10) for _ in range(records)]
     db.executemany("INSERT INTO example (label, record) VALUES (?, ?)", [row[:2] for row in rows])
@@ -140,6 +167,7 @@ def reference(path: Path, records: int, size: int) -> dict[str, float]:
         one = "SELECT record FROM example WHERE id = ?"
         return [db.execute(one, (example,)).fetchone()[0] for example in ids]
 
+    _warm(path)
     spent = _median(DRAWS, lambda: read(rng.sample(range(1, records + 1), BATCH)))
     db.close()
     return {"disk": path.stat().st_size / payload, "read": spent}
@@ -158,6 +186,13 @@ def _median(times: int, run: Callable[[], object]) -> float:
         run()
         spent.append(time.perf_counter() - began)
     return 1000 * statistics.median(spent)
+
+
+def _warm(path: Path) -> None:
+    """Have the system read the file into its page cache."""
+    with path.open("rb", buffering=0) as file:
+        while file.read(1 << 24):
+            pass
 
 
 def _resident() -> int:

@@ -56,7 +56,7 @@ def test_a_damaged_label_text_is_found(tmp_path: Path) -> None:
     flip(tmp_path, content.find(b"label 3", page * PAGE) + 3)
     with open_memory(tmp_path) as memory:
         threes = {n for n in range(1, 21) if n % 5 == 3}
-        with pytest.warns(StoreWarning, match="whose label"):
+        with pytest.warns(StoreWarning, match="examples of label"):
             assert {example for example, _ in memory.ids()} == set(range(1, 21)) - threes
         with pytest.raises(StoreError, match="damaged"):
             memory.example(3)
@@ -93,8 +93,7 @@ def test_a_damaged_page_of_the_index_leaves_the_rest_usable(tmp_path: Path) -> N
         db.close()
     overwrite(tmp_path, (page - 1) * PAGE, b"\xa5" * PAGE)
     with open_memory(tmp_path) as memory:
-        with pytest.warns(StoreWarning, match="Some cannot be read"):
-            ids = list(memory.ids())
+        ids = list(memory.ids())
         assert [example for example, _ in ids] == list(range(1, 2001))
         with pytest.warns(StoreWarning, match="damaged"):
             good = dict(memory.read_ok([example for example, _ in ids]))

@@ -50,6 +50,16 @@ class Journal:
             with suppress(StoreError):
                 yield _event(*row)
 
+    def censor_labels(self) -> None:
+        """Take labels that are gone out of the entries about evicted examples."""
+        label = "json_extract(data, '$.label')"
+        stale = f"SELECT number, kind, data, crc FROM event WHERE kind = 'evict' AND {label} "
+        stale += f"IS NOT NULL AND {label} NOT IN (SELECT text FROM label)"
+        for row in self._db.execute(stale).fetchall():
+            number, kind, data = _event(*row)
+            del data["label"]
+            self.write(number, kind, data)
+
     def last(self) -> int:
         """The highest number given out."""
         newest = "SELECT max(coalesce((SELECT max(id) FROM example), 0), "

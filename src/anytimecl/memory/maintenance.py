@@ -83,6 +83,7 @@ def backup(store: Store, to: Path) -> Path:
         part.unlink(missing_ok=True)
         _copy(store, part)
         os.replace(part, target)
+        _settle(target.parent)
     finally:
         part.unlink(missing_ok=True)
     return target
@@ -106,6 +107,16 @@ def _copy(store: Store, part: Path) -> None:
             copy.close()
     with part.open("r+b") as file:
         os.fsync(file.fileno())
+
+
+def _settle(folder: Path) -> None:
+    """Have the new name on the disk too, where folders can be told so."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _sum(db: sqlite3.Connection, table: str) -> int:

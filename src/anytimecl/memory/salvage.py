@@ -34,7 +34,7 @@ def rescue(store: Store, to: Path) -> Rescued:
     """
     refuse_to_replace(to)
     with open_memory(to, create=store.meta) as new:
-        ids = [example for example, _ in store.numbered(quiet=True)]
+        ids = store.all_ids()
         left_out = []
         with store.reading():
             texts = store.vocabulary.texts()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from anytimecl.errors import StoreError
 from anytimecl.memory.cache import Cache
@@ -20,6 +20,9 @@ from anytimecl.memory.journal import Journal
 from anytimecl.memory.records import Records
 from anytimecl.memory.schema import read_meta
 from anytimecl.memory.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from anytimecl.memory.contract import Memory
 
 CACHE_BYTES = 1 << 30
 _AT_ONCE = 10_000  # rows that an iterator takes while others wait
@@ -90,7 +93,7 @@ class Store:
                 if not gone:
                     return 0
                 self.vocabulary.drop_unused_candidates()
-                self._censor()
+                self.journal.censor_labels()
                 self.note("forget", {"examples": gone})
             self.truncate_log()
             return len(gone)
@@ -169,20 +172,22 @@ class Store:
         self.vocabulary.drop_example(place.label)
         return True
 
-    def _censor(self) -> None:
-        """A label that is forgotten must not live on in the journal."""
-        known = self.vocabulary.counts()
-        for number, kind, data in self.journal.of_kind("evict"):
-            if data.pop("label", None) not in {None, *known}:
-                self.journal.write(number, kind, data)
-
     # Reading
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """The connection, with the lock held and errors told in words."""
         with self.lock, telling(self.path):
-            yield self.db
+            db = self.db
+            # The owner's lock keeps its data still; a reader needs a transaction for that.
+            apart = self.read_only and not db.in_transaction
+            if apart:
+                db.execute("BEGIN")
+            try:
+                yield db
+            finally:
+                if apart:
+                    db.execute("ROLLBACK")
 
     @property
     def db(self) -> sqlite3.Connection:
@@ -228,15 +233,17 @@ class Store:
 
     def ids(self, label: str | None = None) -> Iterator[tuple[int, str]]:
         texts: dict[int, str] = {}
-        for example, number in self.numbered(label):
-            if number not in texts:
-                with self.reading():
+        page = [(0, 0)]
+        while page:
+            with self.reading():
+                page = self.page(page[-1][0], label)
+                numbers = {number for _, number in page}
+                if not numbers <= texts.keys():
                     texts = self.vocabulary.texts()
-            if number in texts:
-                yield example, texts[number]
-            else:
-                told = f"Left out: example {example}, whose label {number} is damaged or gone."
+            for number in numbers - texts.keys():
+                told = f"Left out: examples of label {number}, whose text is damaged."
                 warnings.warn(told, StoreWarning, stacklevel=2)
+            yield from [(example, texts[number]) for example, number in page if number in texts]
 
     def labels(self) -> dict[str, int]:
         with self.reading():
@@ -257,33 +264,28 @@ class Store:
         with self.reading():
             return self.vocabulary.total()
 
-    def numbered(
-        self, label: str | None = None, *, quiet: bool = False
-    ) -> Iterator[tuple[int, int]]:
-        """(example, number of its label) in order of arrival."""
-        only = "" if label is None else " AND label = (SELECT id FROM label WHERE text = :label)"
-        page = f"SELECT id, label FROM example WHERE id > :after{only} ORDER BY id LIMIT {_AT_ONCE}"
-        rows: list[tuple[int, int]] = [(0, 0)]
-        while rows:
-            after = rows[-1][0]
-            try:
-                with self.reading() as db:
-                    rows = db.execute(page, {"after": after, "label": label}).fetchall()
-            except StoreError as error:
-                if not isinstance(error.__cause__, sqlite3.Error) or not is_damage(error.__cause__):
-                    raise
-                if not quiet:
-                    warnings.warn(f"Some cannot be read: {error}", StoreWarning, stacklevel=3)
-                yield from self._numbered_by_index(only, after, label)
-                return
-            yield from rows
-
-    def _numbered_by_index(self, only: str, after: int, label: str | None) -> list[tuple[int, int]]:
-        """The same from the index by label, when the table is damaged."""
-        whole = "SELECT id, label FROM example INDEXED BY example_label "
-        whole += f"WHERE label > 0 AND id > :after{only}"
+    def page(self, after: int, label: str | None = None) -> list[tuple[int, int]]:
+        """The next (example, number of its label) in order of arrival."""
+        only = "" if label is None else "AND label = (SELECT id FROM label WHERE text = :label)"
+        chosen = {"after": after, "label": label}
         with self.reading() as db:
-            return sorted(db.execute(whole, {"after": after, "label": label}).fetchall())
+            try:
+                page = f"SELECT id, label FROM example WHERE id > :after {only} ORDER BY id LIMIT "
+                return db.execute(page + str(_AT_ONCE), chosen).fetchall()
+            except sqlite3.DatabaseError as error:
+                if not is_damage(error):
+                    raise
+            # The table is damaged, so take all from the index by label, which has the same.
+            whole = "SELECT id, label FROM example INDEXED BY example_label "
+            whole += f"WHERE label > 0 AND id > :after {only}"
+            return sorted(db.execute(whole, chosen).fetchall())
+
+    def all_ids(self) -> list[int]:
+        """Every example, even those that are damaged."""
+        found: list[int] = []
+        while page := self.page(found[-1] if found else 0):
+            found += [example for example, _ in page]
+        return found
 
     # Closing
 
@@ -306,3 +308,7 @@ class Store:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+if TYPE_CHECKING:
+    _: type[Memory] = Store  # or the type checker says what is missing

@@ -76,7 +76,7 @@ def _all_told(check: Iterator[str]) -> Iterator[str]:
 
 def _records(view: Store, examples: list[int], damaged: set[int]) -> Iterator[str]:
     """Every record, against its checksum."""
-    examples += [example for example, _ in view.numbered(quiet=True)]
+    examples += view.all_ids()
     damaged.update(example for example in examples if not _readable(view, example))
     yield from ()
 
@@ -158,5 +158,4 @@ def _snapshot(store: Store) -> Iterator[Store]:
     with telling(store.path):
         db = connect_read_only(store.path)
     with Store(db, store.path, read_only=True, cache_bytes=0) as view, view.reading():
-        db.execute("BEGIN")
         yield view
