@@ -65,7 +65,9 @@ def directions(look: Look, most: int) -> Tensor:
 
 def components_of(look: Look, coefficients: Tensor) -> Tensor:
     """Components [rank, width] that go with coefficients as `directions` gives them."""
-    return (look.weights[:, None] * coefficients).T @ look.patches
+    weighted = look.weights[:, None] * coefficients
+    # Patches that are all alike have arbitrary directions, whose coefficients are not centred.
+    return weighted.T @ look.patches - weighted.sum(0)[:, None] * (look.weights @ look.patches)
 
 
 def fit(look: Look, coefficients: Tensor) -> Tensor:
