@@ -54,7 +54,7 @@ def save(checkpoint: Checkpoint, folder: Path) -> None:
         for path in (draft / WEIGHTS, draft / MANIFEST, draft):
             _sync(path)
         _swap(draft, folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # the second is what a full disk gives
         raise CheckpointError(
             f"The checkpoint {folder} could not be written ({error}). The older one, if any, is "
             "as it was, and every example is in the memory: make room and go on."
