@@ -1,6 +1,6 @@
 """Data-incremental learning: accuracy over the whole task as its examples arrive one by one.
 
-    python -m benchmarks.data_incremental DATA OUT [--tasks cifar100,pets,resisc12] [--seeds 3]
+    python -m benchmarks.data_incremental DATA OUT [--tasks cifar100,pets,resisc12] [--seeds 0,1,2]
                                           [--codec tokens-fp16] [--device cpu]
 
 Each example is scored, learned and stored exactly as `AnytimeClassifier` does it; only encoding is
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--tasks", default="cifar100,pets,resisc12")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--codec", default="tokens-fp16")
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
@@ -97,7 +97,7 @@ def main() -> None:
     backbone = load("embedded", device=given.device)
     for task in given.tasks.split(","):
         archive = given.data / f"{task}.zip"
-        for seed in range(given.seeds):
+        for seed in map(int, given.seeds.split(",")):
             key = {"task": task, "seed": seed, "codec": given.codec}
             if len([x for x in lines if key.items() <= x.items()]) == len(STAGES):
                 continue

@@ -11,9 +11,12 @@ import json
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from rich.progress import track
 
 from anytimecl.backbone import embedded
@@ -21,26 +24,19 @@ from anytimecl.backbone.embedded import fetch, text
 from anytimecl.images import iter_images
 from anytimecl.tail import embed
 
-LOW_RESOLUTION = 32  # pixels; what small images look like to the model
 
-
-def image_embeddings(archive: Path) -> dict[str, np.ndarray]:
-    """Every ImageNet image as a unit vector, at its own size and shrunk to 32 pixels."""
+def image_embeddings(archive: Path) -> dict[str, NDArray[Any]]:
+    """Every ImageNet image as a unit vector, and the names of its classes."""
     backbone = embedded.load()
-    native, small, classes, names = [], [], [], {}
+    vectors, classes, names = [], [], {}
     for ref in track(list(iter_images(archive)), "encoding ImageNet images"):
         number, _, name = str(ref.label).partition(" ")
         names[int(number)] = name
         classes.append(int(number))
-        image = ref.load()
-        pair = [image, image.resize((LOW_RESOLUTION, LOW_RESOLUTION))]
-        features = embed(backbone.tail, backbone.spec.tail, backbone.encode(pair))
-        features = torch.nn.functional.normalize(features, dim=-1)
-        native.append(features[0].numpy())
-        small.append(features[1].numpy())
+        features = embed(backbone.tail, backbone.spec.tail, backbone.encode([ref.load()]))
+        vectors.append(F.normalize(features[0], dim=-1).numpy())
     return {
-        "images": np.array(native, np.float16),
-        "small_images": np.array(small, np.float16),
+        "images": np.array(vectors, np.float16),
         "image_class": np.array(classes),
         "class_names": np.array([names[i] for i in range(len(names))]),
     }

@@ -86,7 +86,7 @@ class Inputs:
     def __init__(self, folder: Path, config: Config, device: str) -> None:
         raw = np.load(folder / "inputs.npz")
         unit = lambda name: F.normalize(torch.from_numpy(raw[name]).float(), dim=-1).to(device)  # noqa: E731
-        self.images, self.small = unit("images"), unit("small_images")
+        self.images = unit("images")
         self.image_class = torch.from_numpy(raw["image_class"]).to(device)
         self.synonyms = [[plain_name(s) for s in c.split(",")] for c in raw["class_names"]]
         order = np.random.default_rng(config.seed).permutation(len(self.synonyms))
@@ -102,17 +102,11 @@ class Inputs:
         }
         self.true = gather(PLAIN)
         ensembles = gather(ENSEMBLES)
-        known = dict(zip(map(str, raw["known_names"]), unit("known_vectors"), strict=True))
-
-        def fit(source: dict[str, Tensor]) -> dict[str, Tensor]:
-            both = [n for n in self.true if n in source and n not in held_names]
-            pairs = [torch.stack([table[n] for n in both]) for table in (source, self.true)]
-            return ridge_map(pairs[0], pairs[1], config.ridge)
-
-        self.map = fit(known)
-        self.known = dict(
-            zip(known, apply_map(self.map, torch.stack(list(known.values()))), strict=True)
-        )
+        names = map(str, raw["known_names"])
+        self.raw_known = dict(zip(names, unit("known_vectors"), strict=True))  # ViT-B/32's space
+        self.map = self.fit_map(held_names, config.ridge)
+        mapped = apply_map(self.map, torch.stack(list(self.raw_known.values())))
+        self.known = dict(zip(self.raw_known, mapped, strict=True))
         from_ensemble = ridge_map(
             *(
                 torch.stack([t[n] for n in ensembles if n in self.true and n not in held_names])
@@ -141,6 +135,12 @@ class Inputs:
             torch.tensor([r[2] for r in rows]),
         )
         self.class_vectors = torch.stack([self.true[first] for first in self.first])
+
+    def fit_map(self, away: set[str], strength: float) -> dict[str, Tensor]:
+        """ViT-B/32's text space to ViT-B/16's, from the names known in both but not `away`."""
+        both = [n for n in self.true if n in self.raw_known and n not in away]
+        source, target = (torch.stack([t[n] for n in both]) for t in (self.raw_known, self.true))
+        return ridge_map(source, target, strength)
 
 
 class Reader:
@@ -268,14 +268,14 @@ def start_head(
 
 @torch.no_grad()
 def validate(encoder: NameEncoder, inputs: Inputs, reader: Reader) -> dict[str, Any]:
-    """On held-out classes: accuracy, how far to trust a known vector, and the logit scale.
-
-    The scale is the likeliest on held-out names that the table knows: there the label vectors are
-    about as good as CLIP's own, so that it is the images' scale, not a measure of the encoder.
-    Half of the images are shrunk to 32 pixels, because users have small ones too.
-    """
+    """On held-out classes: accuracy, and how far to trust a known vector."""
     ids, mask = reader(inputs.first)
     own = torch.cat([encoder(*part) for part in zip(ids.split(200), mask.split(200), strict=True)])
+    held = torch.where(inputs.held)[0]
+
+    def accuracy(vectors: Tensor) -> float:
+        logits, truth = logits_among(held, vectors, inputs)
+        return (logits.argmax(1) == truth).float().mean().item()
 
     def leaning(trust: float) -> Tensor:
         mixed = own.clone()
@@ -284,37 +284,53 @@ def validate(encoder: NameEncoder, inputs: Inputs, reader: Reader) -> dict[str, 
                 mixed[i] = trust * inputs.known[name] + (1 - trust) * mixed[i]
         return F.normalize(mixed, dim=-1)
 
-    def logits(vectors: Tensor, classes: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
-        answer = torch.full_like(inputs.image_class, -1)[: len(inputs.first)]
-        answer[classes] = torch.arange(len(classes), device=classes.device)
-        truth = answer[inputs.image_class]
-        return images[truth >= 0] @ vectors[classes].T, truth[truth >= 0]
-
-    def accuracy(vectors: Tensor) -> float:
-        given, truth = logits(vectors, held, inputs.images)
-        return (given.argmax(1) == truth).float().mean().item()
-
-    held = torch.where(inputs.held)[0]
-    is_known = torch.tensor([name in inputs.known for name in inputs.first], device=held.device)
-    known = torch.where(inputs.held & is_known)[0]
     trusts = {trust / 10: accuracy(leaning(trust / 10)) for trust in range(11)}
-    trust = max(trusts, key=lambda t: trusts[t])
-    sizes = [logits(leaning(trust), known, images) for images in (inputs.images, inputs.small)]
-    nll = {
-        scale: sum(F.cross_entropy(scale * given, truth).item() for given, truth in sizes)
-        for scale in range(60, 201, 5)
-    }
     return {
         "held_out_classes": len(held),
-        "held_out_classes_in_table": len(known),
         "accuracy_true_vectors": accuracy(inputs.class_vectors),
         "accuracy_encoder": accuracy(own),
         "accuracy_by_trust": trusts,
-        "trust": trust,
+        "trust": max(trusts, key=lambda t: trusts[t]),
         "cosine_held_out": (own * inputs.class_vectors)[held].sum(1).mean().item(),
         "cosine_taught": (own * inputs.class_vectors)[~inputs.held].sum(1).mean().item(),
-        "logit_scale": min(nll, key=lambda s: nll[s]),
     }
+
+
+def logits_among(classes: Tensor, vectors: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """The images of these classes against their vectors, not yet scaled, and the right answers."""
+    place = torch.full((len(inputs.first),), -1, device=classes.device)
+    place[classes] = torch.arange(len(classes), device=classes.device)
+    truth = place[inputs.image_class]
+    return inputs.images[truth >= 0] @ vectors[classes].T, truth[truth >= 0]
+
+
+def fit_scale(
+    inputs: Inputs, config: Config, folds: int = 5, labels: int = 100, rounds: int = 20
+) -> dict[str, Any]:
+    """The likeliest logit scale over random label sets of held-out ImageNet names.
+
+    Each fold's names are mapped by a map that never saw them, so that every name of the table that
+    ImageNet has can be used. Their vectors are about as good as CLIP's own; names that only the
+    encoder knows would make it a measure of the encoder.
+    """
+    random = np.random.default_rng(config.seed)
+    fold = random.integers(0, folds, len(inputs.first))
+    vectors = torch.zeros_like(inputs.class_vectors)
+    usable = [i for i, name in enumerate(inputs.first) if name in inputs.raw_known]
+    for number in range(folds):
+        away = {s for i in np.flatnonzero(fold == number) for s in inputs.synonyms[i]}
+        fitted = inputs.fit_map(away, config.ridge)
+        for i in usable:
+            if fold[i] == number:
+                vectors[i] = apply_map(fitted, inputs.raw_known[inputs.first[i]])
+    nll = dict.fromkeys(range(60, 221, 5), 0.0)
+    for _ in range(rounds):
+        chosen = torch.from_numpy(random.permutation(usable)[:labels]).to(vectors.device)
+        logits, truth = logits_among(chosen, vectors, inputs)
+        for scale in nll:
+            nll[scale] += F.cross_entropy(scale * logits, truth).item() / rounds
+    best = min(nll, key=lambda scale: nll[scale])
+    return {"logit_scale": best, "scale_names": len(usable), "scale_nll": nll[best]}
 
 
 def main(folder: Path, out: Path, changes: dict[str, str]) -> None:
@@ -328,12 +344,11 @@ def main(folder: Path, out: Path, changes: dict[str, str]) -> None:
     inputs = Inputs(folder, config, device)
     report = validate(train(inputs, reader, folder, config, device), inputs, reader)
     report |= {"seconds": round(time.perf_counter() - began), "device": device}
-    report |= {"config": dataclasses.asdict(config)}
+    everything = Inputs(folder, dataclasses.replace(config, held_out=0), device)
+    report |= fit_scale(everything, config) | {"config": dataclasses.asdict(config)}
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report), flush=True)
-
-    everything = Inputs(folder, dataclasses.replace(config, held_out=0), device)
     encoder = train(everything, reader, folder, config, device)
     original = {k: v.float() for k, v in load_file(folder / "minilm.safetensors").items()}
     tuned = {name: value.cpu() for name, value in encoder.state_dict().items()}
