@@ -120,18 +120,21 @@ def clusters(count: int, per: int) -> Tensor:
 
 
 def test_no_code_stays_dead() -> None:
-    """Codes drawn from 20 heaps start with several in one heap and none in others."""
-    samples = clusters(20, 100)
-    for seed in range(5):
-        start = learn_codes(samples, VqConfig(20, passes=0), torch.Generator().manual_seed(seed))
-        assert len(nearest(samples, start).unique()) == 20
-        heaps = nearest(start, samples[::100])
-        assert len(heaps.unique()) < 18
-        config = VqConfig(20, batch=200, passes=20)
-        codes = learn_codes(samples, config, torch.Generator().manual_seed(seed))
-        assert len(nearest(codes, samples[::100]).unique()) >= 19
-    few = learn_codes(samples[:50], VqConfig(codes=64), torch.Generator().manual_seed(1))
-    assert few.isfinite().all()  # more codes than samples
+    """Nine in ten samples are the same, so nearly all codes start there, and all but one unused."""
+    samples = torch.cat([torch.zeros(1800, WIDTH), clusters(20, 10)])
+
+    def used(passes: int) -> int:
+        config = VqConfig(20, batch=200, passes=passes)
+        codes = learn_codes(samples, config, torch.Generator().manual_seed(0))
+        return len(nearest(samples, codes).unique())
+
+    assert used(0) < 8
+    assert used(30) >= 18
+
+
+def test_more_codes_than_samples_are_no_trouble() -> None:
+    codes = learn_codes(clusters(5, 10), VqConfig(codes=64), torch.Generator().manual_seed(1))
+    assert codes.isfinite().all()
 
 
 def test_codes_are_as_good_as_k_means() -> None:
