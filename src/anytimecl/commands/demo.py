@@ -1,0 +1,59 @@
+"""`anytimecl demo`: the whole story on real images, in a minute or two."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from anytimecl.errors import StoreError
+
+RESULTS = "results.json"
+MEMORY = "memory"
+
+Out = Annotated[Path, typer.Option(help="Where the report, the plot and the memory go.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A quarter of the pictures.")]
+
+
+def register(main: typer.Typer) -> None:
+    """Add `anytimecl demo` to the program."""
+    main.command("demo")(demo)
+
+
+def demo(out: Out = Path("runs/demo"), quick: Quick = False) -> None:
+    """Learn two tasks from real images, one picture at a time, and report what was measured."""
+    from rich.console import Console
+
+    console = Console()
+    with console.status("Loading the model ..."):
+        from anytimecl import backbone
+        from anytimecl.demo import FULL, QUICK, report, tell
+        from anytimecl.demo.terminal import Terminal
+
+        model = backbone.load("embedded")
+    story = tell(QUICK if quick else FULL, model, fresh_memory(out), Terminal(console))
+    _write(out, story.numbers())
+    (out / "accuracy.png").write_bytes(report.plot(story))
+    (out / "report.html").write_text(report.html(story), encoding="utf-8")
+    console.print(f"\nIt took {story.seconds:.0f} s. The report: {out / 'report.html'}")
+
+
+def fresh_memory(out: Path) -> Path:
+    """Where the memory goes. That of an earlier demo is removed; no other ever is."""
+    memory = out / MEMORY
+    if memory.exists():
+        if not (out / RESULTS).is_file():
+            raise StoreError(
+                f"There is a {memory} that no demo made. Choose another folder with --out."
+            )
+        shutil.rmtree(memory)
+    out.mkdir(parents=True, exist_ok=True)
+    _write(out, {})  # marks the folder as the demo's, should it be stopped
+    return memory
+
+
+def _write(out: Path, numbers: object) -> None:
+    (out / RESULTS).write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")

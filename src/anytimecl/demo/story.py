@@ -1,0 +1,350 @@
+"""What the demo lives through, and everything it measures on the way. It draws and prints nothing.
+
+Every question about the two tasks is asked over all their labels at once: the classifier is never
+told which task a picture belongs to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, stack
+
+from anytimecl.backbone import Backbone, Trunk
+from anytimecl.classifier import AnytimeClassifier
+from anytimecl.demo import data
+from anytimecl.demo.data import Example, Task
+from anytimecl.errors import AnytimeError
+from anytimecl.prediction import Prediction
+from anytimecl.settings import Settings
+from anytimecl.student import Learned
+
+AT_ONCE = 16  # pictures encoded between two moves of a progress bar
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many pictures of each label, and how often to look at what was learned."""
+
+    lights_train: int
+    lights_test: int
+    digits_train: int
+    digits_test: int
+    looks: int  # at each task, evenly spaced
+    seed: int = 0
+
+
+FULL = Plan(lights_train=35, lights_test=36, digits_train=12, digits_test=10, looks=5)
+QUICK = Plan(lights_train=8, lights_test=5, digits_train=3, digits_test=2, looks=2)
+
+
+class Stage(Protocol):
+    """Where the story is told while it happens."""
+
+    def chapter(self, title: str, text: str) -> None:
+        """Something begins."""
+        ...
+
+    def track(self, what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+        """Something takes a while; what is given is told how many steps were taken."""
+        ...
+
+    def looked(self, looks: Sequence[Look]) -> None:
+        """All that was measured so far."""
+        ...
+
+    def say(self, text: str) -> None:
+        """A result in words."""
+        ...
+
+
+@dataclass(frozen=True)
+class Score:
+    """Shares of right answers: of the blend, which is the product, and of both models alone."""
+
+    blend: float
+    tuned: float
+    original: float
+
+
+@dataclass(frozen=True)
+class Look:
+    """A moment of the stream."""
+
+    learned: int
+    when: str
+    whole: bool  # at the end of a stream, not within it
+    lights: Score
+    digits: Score
+    untaught: Score
+    untaught_same: bool  # bit for bit the probabilities of the first look
+
+
+@dataclass(frozen=True)
+class Reopened:
+    """The memory, closed and opened again."""
+
+    examples: int
+    seconds: float
+    same: bool  # bit for bit the probabilities of before, on every test picture
+    bytes: int  # of the folder
+
+
+@dataclass(frozen=True)
+class Correction:
+    """One picture that was got wrong, before and after it was corrected once."""
+
+    example: Example
+    before: Prediction
+    after: Prediction
+    milliseconds: float
+
+
+@dataclass(frozen=True)
+class Story:
+    """All that was measured."""
+
+    plan: Plan
+    model: str
+    lights: Task
+    digits: Task
+    untaught: Task
+    looks: Sequence[Look]
+    answers: Mapping[str, Sequence[Prediction]]  # of each task, at the end of both streams
+    learn_milliseconds: float  # an example: encoding, one step, and the disk
+    reopened: Reopened
+    correction: Correction
+    seconds: float
+
+    def numbers(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        fixed = self.correction
+        return {
+            "model": self.model,
+            "plan": asdict(self.plan),
+            "looks": [asdict(look) for look in self.looks],
+            "learn_milliseconds": self.learn_milliseconds,
+            "reopened": asdict(self.reopened),
+            "correction": {
+                "label": fixed.example.label,
+                "before": fixed.before.label,
+                "after": fixed.after.label,
+                "probability_before": fixed.before.probabilities[fixed.example.label],
+                "probability_after": fixed.after.probabilities[fixed.example.label],
+                "milliseconds": fixed.milliseconds,
+            },
+            "seconds": self.seconds,
+        }
+
+
+def tell(plan: Plan, backbone: Backbone, folder: Path, stage: Stage) -> Story:
+    """Live through it, with the memory in `folder`, which must not hold one yet."""
+    return _Telling(plan, backbone, folder, stage).whole()
+
+
+class KnownPictures:
+    """A trunk that has encoded some pictures already, since the story asks about them often."""
+
+    def __init__(self, trunk: Trunk) -> None:
+        self.trunk = trunk
+        self.known: dict[bytes, Tensor] = {}
+
+    def remember(self, pixels: Tensor) -> None:
+        """Encode [batch, 3, height, width] once and for all."""
+        for one, tokens in zip(pixels, self.trunk(pixels), strict=True):
+            self.known[one.numpy().tobytes()] = tokens
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        found = [self.known.get(one.cpu().numpy().tobytes()) for one in pixels]
+        known = [tokens for tokens in found if tokens is not None]
+        return stack(known) if len(known) == len(found) else self.trunk(pixels)
+
+
+class _Telling:
+    """The state of a story while it is told."""
+
+    def __init__(self, plan: Plan, backbone: Backbone, folder: Path, stage: Stage) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.stage = stage
+        self.began = time.perf_counter()
+        self.lights = data.traffic_lights(plan.lights_train, plan.lights_test, plan.seed)
+        self.digits = data.digits(plan.digits_train, plan.digits_test, plan.seed)
+        self.untaught = data.kinds(self.lights, self.digits)
+        self.labels = [*self.lights.labels, *self.digits.labels]
+        self.trunk = KnownPictures(backbone.trunk)
+        self.backbone = replace(backbone, trunk=self.trunk)
+        self.clf = self._open()
+        self.looks: list[Look] = []
+        self.first: NDArray[np.float32] | None = None
+        self.learning_seconds = 0.0
+
+    def whole(self) -> Story:
+        """From the first day to the correction."""
+        try:
+            self._first_day()
+            self._teach(self.lights, "A stream of traffic lights")
+            self._teach(self.digits, "A stream of digits")
+            answers = {task.name: self._ask(task) for task in (self.lights, self.digits)}
+            answers[self.untaught.name] = self._ask(self.untaught)
+            reopened = self._reopen()
+            correction = self._correct()
+        finally:
+            self.clf.close()
+        learned = len(self.lights.train) + len(self.digits.train)
+        return Story(
+            plan=self.plan,
+            model=self.backbone.spec.name,
+            lights=self.lights,
+            digits=self.digits,
+            untaught=self.untaught,
+            looks=self.looks,
+            answers=answers,
+            learn_milliseconds=1000 * self.learning_seconds / learned,
+            reopened=reopened,
+            correction=correction,
+            seconds=time.perf_counter() - self.began,
+        )
+
+    def _open(self) -> AnytimeClassifier:
+        settings = Settings(seed=self.plan.seed)
+        return AnytimeClassifier.open(self.folder, model=self.backbone, settings=settings)
+
+    def _first_day(self) -> None:
+        count = len(self.untaught.test)
+        self.stage.chapter(
+            "The first day",
+            f"Nothing is learned yet. {count} pictures are asked about, by naming the labels.",
+        )
+        with self.stage.track("Encoding the test pictures", count) as step:
+            for start in range(0, count, AT_ONCE):
+                some = [example.image for example in self.untaught.test[start : start + AT_ONCE]]
+                self.trunk.remember(self.backbone.pixels(some))
+                step(len(some))
+        self._look("the first day")
+        self.stage.looked(self.looks)
+
+    def _teach(self, task: Task, title: str) -> None:
+        self.stage.chapter(
+            title,
+            f"{len(task.train)} pictures of {len(task.labels)} labels arrive one by one; each is "
+            "learned in one step, and is on disk before the next.",
+        )
+        size = -(-len(task.train) // self.plan.looks)
+        with self.stage.track(f"Learning {task.name}", len(task.train)) as step:
+
+            def report(result: Learned | AnytimeError) -> None:
+                if isinstance(result, AnytimeError):
+                    raise result
+                step(1)
+
+            for start in range(0, len(task.train), size):
+                some = task.train[start : start + size]
+                before = time.perf_counter()
+                self.clf.learn_many([(e.image, e.label) for e in some], report=report)
+                self.learning_seconds += time.perf_counter() - before
+                whole = start + size >= len(task.train)
+                self._look(f"{'after' if whole else 'during'} {task.name}", whole)
+        self.stage.looked(self.looks)
+
+    def _ask(self, task: Task) -> list[Prediction]:
+        labels = task.labels if task is self.untaught else self.labels
+        found: list[Prediction] = self.clf.predict([e.image for e in task.test], labels)
+        return found
+
+    def _score(self, task: Task) -> Score:
+        return score(self._ask(task), task.test)
+
+    def _probabilities(self, labels: Sequence[str]) -> NDArray[np.float32]:
+        return self.clf.predict_proba([e.image for e in self.untaught.test], labels)
+
+    def _look(self, when: str, whole: bool = True) -> None:
+        now = self._probabilities(self.untaught.labels)
+        if self.first is None:
+            self.first = now
+        look = Look(
+            learned=len(self.clf),
+            when=when,
+            whole=whole,
+            lights=self._score(self.lights),
+            digits=self._score(self.digits),
+            untaught=self._score(self.untaught),
+            untaught_same=np.array_equal(now, self.first),
+        )
+        self.looks.append(look)
+
+    def _reopen(self) -> Reopened:
+        self.stage.chapter("Closed, and opened again", "Everything is read back from the disk.")
+        before = self._probabilities(self.labels)
+        self.clf.close()
+        began = time.perf_counter()
+        self.clf = self._open()
+        seconds = time.perf_counter() - began
+        found = Reopened(
+            examples=len(self.clf),
+            seconds=seconds,
+            same=np.array_equal(before, self._probabilities(self.labels)),
+            bytes=sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file()),
+        )
+        same = "the same" if found.same else "NOT the same"
+        self.stage.say(
+            f"{found.examples} examples, open again in {seconds:.2f} s; {found.bytes / 1e6:.1f} MB "
+            f"on disk. All probabilities are {same}, bit for bit."
+        )
+        return found
+
+    def _correct(self) -> Correction:
+        """Correct the first mistake among the test pictures, the later task's first."""
+        self.stage.chapter(
+            "One correction", "A picture that it gets wrong is corrected once, and asked again."
+        )
+        example, before = self._mistake()
+        right = example.label
+        self.trunk.known.clear()  # a correction is timed with everything that it takes
+        began = time.perf_counter()
+        self.clf.learn_one(example.image, right)
+        milliseconds = 1000 * (time.perf_counter() - began)
+        after: Prediction = self.clf.predict(example.image, self.labels)
+        self.stage.say(
+            f"It shows {right!r}. Before: {before.label!r}; the right label had "
+            f"{before.probabilities[right]:.1%}. One correction ({milliseconds:.0f} ms). "
+            f"After: {after.label!r}; the right label has {after.probabilities[right]:.1%}."
+        )
+        return Correction(example, before, after, milliseconds)
+
+    def _mistake(self) -> tuple[Example, Prediction]:
+        asked = [
+            pair
+            for task in (self.digits, self.lights)
+            for pair in zip(task.test, self._ask(task), strict=True)
+        ]
+        wrong = (pair for pair in asked if pair[1].label != pair[0].label)
+        return next(wrong, min(asked, key=lambda pair: pair[1].probability))
+
+
+def score(predictions: Sequence[Prediction], examples: Sequence[Example]) -> Score:
+    """Shares of right answers.
+
+    >>> sure = Prediction("cat", 0.9, {"dog": 0.1, "cat": 0.9}, 0.0, {}, {"dog": 0.6, "cat": 0.4})
+    >>> from PIL import Image
+    >>> score([sure], [Example(Image.new("RGB", (1, 1)), "cat")])
+    Score(blend=1.0, tuned=0.0, original=0.0)
+    """
+
+    def share(answer: Callable[[Prediction], dict[str, float]]) -> float:
+        best = [max(given := answer(p), key=given.__getitem__) for p in predictions]
+        right = sum(b == e.label for b, e in zip(best, examples, strict=True))
+        return right / len(examples)
+
+    return Score(
+        blend=share(lambda p: p.probabilities),
+        tuned=share(lambda p: p.tuned or p.original),  # it begins as the original
+        original=share(lambda p: p.original),
+    )
