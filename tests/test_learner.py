@@ -17,7 +17,7 @@ from anytimecl.errors import CheckpointError
 from anytimecl.learner import AdamW, Batch, Learner, LearnerConfig
 
 LABELS = 5
-CONFIG = LearnerConfig(lr=1e-3, beta=0.3)
+CONFIG = LearnerConfig(lr=1e-3, beta=0.3, scale=30.0)
 
 
 def learner_of(backbone: Backbone, config: LearnerConfig = CONFIG, **kinds: Any) -> Learner:
@@ -74,8 +74,8 @@ class Plain:
         names = batch.vectors
         if "classifier" in self.tuned:
             names = F.normalize(names + self.tuned["classifier"], dim=-1)
-        logits = self.spec.logit_scale * F.normalize(x, dim=-1) @ names.T
-        other = self.spec.logit_scale * self.tuned["other"]
+        logits = CONFIG.scale * F.normalize(x, dim=-1) @ names.T
+        other = CONFIG.scale * self.tuned["other"]
         losses = []
         for i, y in enumerate(batch.target.tolist()):
             allowed = range(LABELS) if batch.allowed is None else batch.allowed[i].nonzero()[:, 0]
@@ -87,7 +87,7 @@ class Plain:
         self.optimiser.zero_grad()
         torch.stack(losses).mean().backward()
         self.optimiser.step()
-        return logits.detach()
+        return logits.detach() * (self.spec.logit_scale / CONFIG.scale)  # at the scale of answers
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -202,13 +202,13 @@ def test_consolidation_is_plain_training_over_the_memory(
             records = [example.record for example in examples]
             tokens = make_codec("tokens-fp32", model().spec, model().tail).decode(records)
             features = F.normalize(embed(fixed | tuned, model().spec.tail, tokens), dim=-1)
-            logits = model().spec.logit_scale * features @ vectors.T
+            logits = FAST.scale * features @ vectors.T
             allowed = torch.tensor(
                 [[name in (e.candidates or labels[:-1]) for name in labels] for e in examples]
             )
             loss = anytime_loss(
                 logits.masked_fill(~allowed, -torch.inf),
-                model().spec.logit_scale * tuned["other"],
+                FAST.scale * tuned["other"],
                 torch.tensor([labels.index(e.label) for e in examples]),
                 config.beta,
             )

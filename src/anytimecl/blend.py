@@ -124,19 +124,19 @@ def weights(name: str, opinions: Opinions) -> Tensor:
     return alpha if name == "tuned" else torch.where(opinions.seen, alpha, 0.0)
 
 
-def paired(opinions: Opinions, prior: float = 5.0, share: float = 10.0) -> Tensor:
+def paired(opinions: Opinions, prior: float = 20.0, share: float = 10.0) -> Tensor:
     """The default: trust whoever was right when the two disagreed.
 
     Examples on which both are right, or both wrong, say nothing about whom to trust. The rest are
     counted, per label and over all labels; the overall share, which starts `prior` to one for the
     tuned model (it begins as the original and takes small steps), stands in for `share` counts of
-    each label. Squaring the odds makes the better model win where the evidence is clear.
+    each label. Cubing the odds makes the better model win where the evidence is clear.
     """
     t, o = opinions.overall.tuned_alone, opinions.overall.original_alone
     overall = (t + prior) / (t + o + prior + 1)
     tuned = opinions.column(lambda record: record.tuned_alone) + share * overall
     original = opinions.column(lambda record: record.original_alone) + share * (1 - overall)
-    return tuned**2 / (tuned**2 + original**2)
+    return tuned**3 / (tuned**3 + original**3)
 
 
 def ocw(opinions: Opinions) -> Tensor:

@@ -29,6 +29,7 @@ class LearnerConfig:
     lr: float = 9.375e-6  # 6e-4 * 32 / 2048
     weight_decay: float = 0.05
     beta: float = 0.1
+    scale: float | None = 50.0  # of the cosines in the loss; None: the model's own, as in the paper
     offline_batch: int = 2048
     offline_lr: float = 6e-4  # at that batch; a smaller one takes proportionally less
     offline_least_lr: float = 1e-6
@@ -147,7 +148,8 @@ class Learner:
             if batch.allowed is not None:
                 logits = logits.masked_fill(~batch.allowed, -torch.inf)
             other = self.spec.logit_scale * leaves["other"]
-            loss = anytime_loss(logits, other, batch.target, self.config.beta)
+            soft = (self.config.scale or self.spec.logit_scale) / self.spec.logit_scale
+            loss = anytime_loss(soft * logits, soft * other, batch.target, self.config.beta)
             found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         # The key bias cannot change a softmax over keys: it has no gradient, and stays.
         gradients = {n: g for n, g in zip(leaves, found, strict=True) if g is not None}
