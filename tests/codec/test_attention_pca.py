@@ -169,9 +169,8 @@ def test_any_class_token_is_within_half_a_step(tokens: Tensor) -> None:
     assert len(record) <= made.config.budget
     _, step, *_ = _HEAD.unpack_from(record, 6)
     size = float(tokens[0].double().square().mean().sqrt()) or 1.0
-    assert step <= max(
-        0.04 * size, 1e-30
-    )  # as stated, since so small a tail never meets the budget
+    # As stated: so small a tail never meets the budget.
+    assert step <= max(0.04 * size, 1e-30) * (1 + 1e-6)
     error = (made.decode([record]).cls[0].double() - tokens[0].double()).abs().max()
     assert error <= step * (0.5 + 1e-4) + 2.0**-149
 
