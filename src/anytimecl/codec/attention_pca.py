@@ -8,7 +8,7 @@ patches, so that is not stored. Training reads this form as it is, and never reb
 All is rounded to whole steps and Rice coded; a component is kept while it stands out of the steps.
 
     payload: rank u8 | steps f32 of class token, mean, components, coefficients
-             | length u16 of the first block | shift i16 of each component's coefficients
+             | length u32 of the first block | shift i16 of each component's coefficients
              | block: class token, mean, components | block: coefficients
 """
 
@@ -31,7 +31,7 @@ from anytimecl.codec._rice import expected_bits, pack_rows, unpack_rows
 from anytimecl.errors import StoreError
 from anytimecl.tail import LowRank, Seen, normalise
 
-_HEAD = struct.Struct("<B4fH")
+_HEAD = struct.Struct("<B4fI")
 # Steps beside that of components, found by search over real tokens (docs/codecs.md). The mean is
 # the finest: its error is the same in every patch, and nothing averages it out.
 _CLS_STEP, _MEAN_STEP, _COEFFICIENT_STEP = 0.86, 0.25, 8.5
@@ -63,12 +63,15 @@ class AttentionPca:
     ) -> None:
         require_one_block(self.name, spec)
         self.config = config or AttentionPcaConfig()
-        width = spec.tail.width
-        if self.config.budget < width:
+        patches, width = spec.tokens - 1, spec.tail.width
+        least = 64 + width + patches // 4
+        if self.config.budget < least:
             raise ValueError(
-                f"A budget of {self.config.budget} bytes is too small: give at least {width}, "
-                "a byte for each entry of a token."
+                f"A budget of {self.config.budget} bytes is too small for {patches} patches of "
+                f"width {width}; {least} is the least."
             )
+        if not 0 <= self.config.components <= 255:
+            raise ValueError(f"Components are 0 to 255, not {self.config.components}.")
         # No entry of a normalised patch is over the root of the width.
         finest = width**0.5 / (_MEAN_STEP * _LARGEST)
         if self.config.step < finest:
