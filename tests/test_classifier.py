@@ -430,9 +430,9 @@ def test_candidates_change_what_is_learned() -> None:
     few = learned(["dog", "cat"])
     for name, value in everything["tensors"].items():  # all that were seen, said aloud
         torch.testing.assert_close(value, aloud["tensors"][name], rtol=0, atol=1e-5)
-    assert not torch.allclose(
-        few["tensors"]["weights.other"], everything["tensors"]["weights.other"]
-    )
+    # The gradient's own size: a step of Adam's is nearly as long whatever it was.
+    gradient = "first.other"
+    assert not torch.allclose(few["tensors"][gradient], everything["tensors"][gradient], rtol=1e-3)
 
 
 def test_candidates_never_seen_stay_unseen() -> None:

@@ -562,7 +562,7 @@ def noisy_tiff() -> bytes:
 
 
 def test_pillow_does_warn_about_this_file() -> None:
-    with pytest.warns(UserWarning, match="tag 305|EXIF|larger"):
+    with pytest.warns(UserWarning):  # noqa: PT030  which ones, depends on Pillow's version
         Image.open(io.BytesIO(noisy_tiff())).load()
 
 
