@@ -432,7 +432,7 @@ def test_candidates_change_what_is_learned() -> None:
         torch.testing.assert_close(value, aloud["tensors"][name], rtol=0, atol=1e-5)
     # The gradient's own size: a step of Adam's is nearly as long whatever it was.
     gradient = "first.other"
-    assert not torch.allclose(few["tensors"][gradient], everything["tensors"][gradient], rtol=1e-3)
+    assert not torch.allclose(few["tensors"][gradient], everything["tensors"][gradient])
 
 
 def test_candidates_never_seen_stay_unseen() -> None:
