@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.helpers import FAST, changed, lesson, lessons, model, picture, settings, taught
+from tests.helpers import FAST, LABELS, changed, lesson, lessons, model, picture, settings, taught
 from torch import Tensor
 
 from anytimecl import student as student_module
+from anytimecl.backbone.text import LabelCache
 from anytimecl.blend import BLENDS, Estimates
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.codec import make_codec
@@ -25,6 +27,11 @@ from anytimecl.sampling import SAMPLERS, ClassBalanced
 from anytimecl.settings import Settings
 from anytimecl.student import Student
 from anytimecl.tail import embed
+
+
+def alone(label: str) -> Tensor:
+    """Its vector [1, dim], worked out with no other beside it, which rounds otherwise."""
+    return dataclasses.replace(model(), label_cache=LabelCache()).embed_labels([label])
 
 
 class Plain:
@@ -43,7 +50,7 @@ class Plain:
         if label not in self.labels:
             self.labels.append(label)
         batch = [(tokens, label), *(self.examples[i] for i in drawn)]
-        vectors = self.backbone.embed_labels(self.labels)
+        vectors = torch.cat([alone(each) for each in self.labels])
         stacked = torch.stack([each for each, _ in batch])
         target = torch.tensor([self.labels.index(name) for _, name in batch])
         with torch.no_grad():
@@ -149,7 +156,7 @@ def test_each_example_is_told_apart_from_its_own_candidates(
     extra = ["golden retriever", "white shark"]  # never seen: sorted, behind the others
     columns = known + extra
     assert batch.rows.tolist() == [0, 1, 2, 3, -1, -1]
-    assert torch.equal(batch.vectors, model().embed_labels(columns))
+    torch.testing.assert_close(batch.vectors, model().embed_labels(columns))
     rows = [("great white shark", ["great white shark", "dog"]), *given.values()]
     assert batch.target.tolist() == [columns.index(label) for label, _ in rows]
     assert batch.allowed is not None
@@ -167,7 +174,7 @@ def test_without_candidates_nothing_is_masked(monkeypatch: pytest.MonkeyPatch) -
     )
     classifier.learn_one(picture(7), "golden retriever")
     assert batches[0].allowed is None
-    assert torch.equal(batches[0].vectors, model().embed_labels(classifier.labels))
+    torch.testing.assert_close(batches[0].vectors, model().embed_labels(classifier.labels))
 
 
 # Offline
@@ -244,7 +251,7 @@ def assert_consistent(student: Student) -> None:
     assert student.rows == {label: row for row, label in enumerate(student.labels)}
     assert student._examples == left
     known = student._vectors[: len(student.labels)]
-    assert torch.equal(known, model().embed_labels(student.labels))
+    torch.testing.assert_close(known, model().embed_labels(student.labels))
     shifts = student.learner.shifts
     assert len(shifts) == (0 if student.settings.learner.tune == "block" else len(left))
     assert set(student.estimates.state()["labels"]) <= left.keys()
@@ -382,6 +389,38 @@ def test_checkpoints_of_another_model_or_memory_are_refused() -> None:
     both = settings(learner=dataclasses.replace(FAST, tune="both"))
     with pytest.raises(CheckpointError, match="another model or setting"):
         fresh(classifier.memory, both).restore(saved)
+
+
+def batch_dependent(texts: Sequence[str]) -> Tensor:
+    """A text side that rounds by what stands beside, only more so than any real one does."""
+    assert model().text is not None
+    vectors = model().text(texts) + 0.01 * (len(texts) - 1)
+    return F.normalize(vectors, dim=-1)
+
+
+def test_what_is_learned_does_not_depend_on_what_was_asked() -> None:
+    """Else a reopened student, who was asked nothing yet, would learn otherwise."""
+
+    def learned(asking: bool) -> dict[str, Tensor]:
+        cache = LabelCache()
+        backbone = dataclasses.replace(model(), text=batch_dependent, label_cache=cache)
+        classifier = AnytimeClassifier.open(model=backbone, settings=settings())
+        for number in range(8):
+            if asking:
+                classifier.predict(picture(number), LABELS)
+            classifier.learn_one(*lesson(number))
+        return classifier._student.learner.state()
+
+    assert changed(learned(asking=True), learned(asking=False)) == []
+
+
+def test_restoring_asks_the_text_side_nothing() -> None:
+    classifier = taught(range(12))
+    silent = dataclasses.replace(model(), text=None, label_cache=LabelCache())
+    codec = make_codec("tokens-fp32", model().spec, model().tail)
+    again = Student(silent, codec, classifier.memory, settings(), TurnLock())
+    again.restore(classifier._student.checkpoint())
+    assert_same(classifier._student, again)
 
 
 def test_a_checkpoint_is_a_copy() -> None:

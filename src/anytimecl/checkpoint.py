@@ -17,7 +17,7 @@ from torch import Tensor
 
 from anytimecl.errors import CheckpointError
 
-VERSION = 2
+VERSION = 3
 MANIFEST, WEIGHTS = "manifest.json", "learner.safetensors"
 TRIES = 3  # how often an owner may save while a reader reads
 

@@ -328,9 +328,7 @@ class AnytimeClassifier:
                 return Learned(known, right=True, tuned=True, original=True)
             self._catch_up()
             student = self._student
-            new = [name for name in (label, *(candidates or ())) if name not in student.rows]
-            if new:
-                student.embed(new)  # nothing is stored that cannot be taught
+            student.check(label, candidates or ())
             example = self.memory.append(label, record, candidates, key)
             evicted = self.memory.events(example) if self.memory.last > example else ()
             student.forget([event.data["example"] for event in evicted])

@@ -2,10 +2,13 @@
 
 A student depends on nothing but the backbone, the settings and the memory's journal. The same
 journal gives the same student, bit for bit, whether it is lived through or repeated after a crash.
+(Candidates that were never seen make an exception: their vectors may have been worked out beside
+others, which a text side rounds otherwise.)
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
@@ -15,6 +18,7 @@ import torch
 from torch import Tensor
 
 from anytimecl.backbone import Backbone
+from anytimecl.backbone.text import LabelCache
 from anytimecl.blend import Estimates, Opinions, blend
 from anytimecl.checkpoint import Checkpoint
 from anytimecl.codec import Codec
@@ -27,6 +31,7 @@ from anytimecl.settings import Settings
 from anytimecl.tail import Seen
 
 OFFLINE_CHUNK = 256  # examples of an offline batch in RAM at once
+VECTORS = "vectors"  # of the labels, in a checkpoint
 Progress = Callable[[int, int], None]  # done, of how many
 
 
@@ -57,8 +62,21 @@ class Student:
         self.rows: dict[str, int] = {}  # label -> its place in `labels`
         self.event = 0  # of the journal: how far this student has come
         self._vectors = torch.empty(0, backbone.spec.dim, device=backbone.device)
+        # A text side rounds a label otherwise beside others, and the shared cache may hold such.
+        self._alone = dataclasses.replace(backbone, label_cache=LabelCache())
         self._label_of: list[str] = []  # by example, "" for none: ids are dense enough for that
         self._examples: dict[str, int] = {}  # how many of each label
+
+    def check(self, label: str, candidates: Sequence[str]) -> None:
+        """An error if the text side refuses one of these: nothing is stored that cannot be taught.
+
+        What it says of a new label is kept for teaching it.
+        """
+        if label not in self.rows:
+            self._alone.embed_labels([label], self.settings.templates)
+        new = [name for name in candidates if name not in self.rows]
+        if new:
+            self.embed(new)
 
     @torch.no_grad()
     def teach(
@@ -162,7 +180,7 @@ class Student:
                 event=self.event,
                 fingerprint=self.backbone.spec.fingerprint,
                 config=json.loads(self.settings.to_json()),
-                tensors={name: t.cpu().clone() for name, t in self.learner.state().items()},
+                tensors={name: t.cpu().clone() for name, t in self._tensors().items()},
                 state=json.loads(json.dumps(plain)),
             )
 
@@ -170,9 +188,11 @@ class Student:
         """Continue from a checkpoint."""
         if saved.fingerprint != self.backbone.spec.fingerprint:
             raise CheckpointError("The checkpoint belongs to another model than its memory.")
-        for label in saved.state["labels"]:
-            self._register(label)
-        self.learner.restore(saved.tensors)
+        tensors = dict(saved.tensors)
+        vectors = tensors.pop(VECTORS)
+        for label, vector in zip(saved.state["labels"], vectors, strict=True):
+            self._enter(label, vector)
+        self.learner.restore(tensors)
         self.estimates = Estimates.restored(saved.state["estimates"])
         for example, label in self.memory.ids():
             if example > saved.event:
@@ -251,19 +271,25 @@ class Student:
             count += len(stored)
         return {name: gradient / count for name, gradient in total.items()}
 
+    def _tensors(self) -> dict[str, Tensor]:
+        return self.learner.state() | {VECTORS: self._vectors[: len(self.labels)]}
+
     def _register(self, label: str) -> None:
-        if label in self.rows:
-            return
-        vector = self.embed([label])
-        with self.lock.writing():
-            row = len(self.labels)
-            if row == len(self._vectors):  # double the room, so that a new label costs O(1)
-                room = vector.new_empty(max(16, row), vector.shape[1])
-                self._vectors = torch.cat([self._vectors, room])
-            self._vectors[row] = vector[0]
-            self.labels.append(label)
-            self.rows[label] = row
-            self.learner.make_room(row + 1)
+        if label not in self.rows:
+            vector = self._alone.embed_labels([label], self.settings.templates)[0]
+            with self.lock.writing():
+                self._enter(label, vector)
+
+    def _enter(self, label: str, vector: Tensor) -> None:
+        """Give a label its row."""
+        row = len(self.labels)
+        if row == len(self._vectors):  # double the room, so that a new label costs O(1)
+            room = self._vectors.new_empty(max(16, row), vector.shape[0])
+            self._vectors = torch.cat([self._vectors, room])
+        self._vectors[row] = vector
+        self.labels.append(label)
+        self.rows[label] = row
+        self.learner.make_room(row + 1)
 
     def _retire(self, label: str) -> None:
         """Nothing may keep the text of a forgotten label, or tell others apart from it."""
