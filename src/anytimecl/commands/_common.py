@@ -6,27 +6,22 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anytimecl.errors import AnytimeError, CheckpointError, LabelError, ModelError, StoreError
+from anytimecl.errors import LabelError, ModelError, StoreError
 
 if TYPE_CHECKING:
     from anytimecl.backbone import Backbone
-    from anytimecl.checkpoint import Checkpoint
     from anytimecl.classifier import AnytimeClassifier
     from anytimecl.settings import Settings
 
-Made = TypeVar("Made")
-
 EMBEDDED = "embedded"
 INTERRUPTED = 130  # what shells expect of a program that Ctrl-C ended
-_PATIENCE = 10  # times a tenth of a second, for a checkpoint that is being replaced
 
 MemoryOption = Annotated[Path, typer.Option("--memory", metavar="M", help="Folder of the memory.")]
 ModelOption = Annotated[
@@ -123,32 +118,6 @@ def load_model(name: str | None, meta: Mapping[str, str] | None = None) -> Backb
         raise ModelError(
             f"{error} The memory was made with this model: name it or its folder with --model."
         ) from error
-
-
-def open_to_read(memory: Path, model: Backbone) -> AnytimeClassifier:
-    """The classifier beside whoever may be learning in the same memory."""
-    from anytimecl.classifier import AnytimeClassifier
-
-    return _patiently(lambda: AnytimeClassifier.open(memory, model=model, read_only=True))
-
-
-def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """The checkpoint of a memory that somebody else may be learning in."""
-    from anytimecl import checkpoint
-
-    return _patiently(lambda: checkpoint.load(folder))
-
-
-def _patiently(read: Callable[[], Made]) -> Made:
-    """What `read` gives, which may come upon a checkpoint that is just being replaced."""
-    for _ in range(_PATIENCE):
-        try:
-            return read()
-        except (OSError, RuntimeError) as error:  # files that are gone when they are to be opened
-            if isinstance(error, AnytimeError) and not isinstance(error, CheckpointError):
-                raise
-            time.sleep(0.1)
-    return read()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from anytimecl.commands import _common, _screen
+from anytimecl.commands import _screen
 
 if TYPE_CHECKING:
     from anytimecl.checkpoint import Checkpoint
@@ -78,7 +78,7 @@ def copy(
     with open_memory(folder, read_only=True) as store:
         # Before the examples: what is learned since is repeated from the journal, but a checkpoint
         # that is ahead of its journal would be wrong.
-        saved = _common.read_checkpoint(folder / CHECKPOINT)
+        saved = checkpoints.load_beside_owner(folder / CHECKPOINT)
         made = backup(store, to)
         if saved is not None and not _outdated(saved, store):
             checkpoints.save(saved, to / CHECKPOINT)

@@ -54,7 +54,7 @@ def register(main: typer.Typer) -> None:
 def predict(
     images: Annotated[
         list[Path],
-        typer.Argument(metavar="IMAGE...", help="Images, folders of images, or zips of folders."),
+        typer.Argument(metavar="IMAGE", help="Images, folders of images, or zips of folders."),
     ],
     labels: Annotated[
         str | None, typer.Option("--labels", metavar="A,B,...", help="Labels to choose from.")
@@ -148,7 +148,7 @@ def _open(memory: Path | None, model: str | None, asked: list[str] | None) -> An
         return AnytimeClassifier.open(model=_with_room(_common.load_model(model), asked))
     meta = _common.read_meta(memory, read_only=True)
     backbone = _with_room(_common.load_model(model, meta), asked)
-    classifier = _common.open_to_read(memory, backbone)
+    classifier = AnytimeClassifier.open(memory, model=backbone, read_only=True)
     if asked is None and not classifier.labels:
         classifier.close()
         raise LabelError(

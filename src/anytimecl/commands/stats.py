@@ -54,12 +54,15 @@ def stats(
 
     The estimates come from examples that were scored just before they were learned.
     """
+    from anytimecl.classifier import AnytimeClassifier
+
     if plot is not None:
         if plot.suffix.lower() not in FORMATS:
             raise typer.BadParameter(f"End its name in {', '.join(FORMATS)}.", param_hint="--plot")
         _common.writable(plot, "--plot")
     meta = _common.read_meta(memory, read_only=True)
-    with _common.open_to_read(memory, _common.load_model(model, meta)) as classifier:
+    backbone = _common.load_model(model, meta)
+    with AnytimeClassifier.open(memory, model=backbone, read_only=True) as classifier:
         found = dict(sorted(classifier.stats().items(), key=_KEYS[sort]))
         count = len(classifier)
     if as_json:
