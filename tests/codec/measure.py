@@ -5,7 +5,7 @@
 DATA is the folder of zipped image folders. Errors are of the tail's output, not of tokens: cosine
 distances to the embedding of uncompressed tokens, with the frozen weights and with weights moved at
 random by a tenth of their spread; and of the gradient that a batch gives. `--constants` shows
-instead what becomes of our codec when each of its constants is halved and doubled.
+instead our codec under smaller budgets, and with each of its constants halved and doubled.
 """
 
 from __future__ import annotations
@@ -115,15 +115,18 @@ class Bench:
         labels = F.normalize((frozen if labels is None else labels).detach(), dim=-1)
         logits = 30 * F.normalize(frozen, dim=-1) @ labels.T
         F.cross_entropy(logits, torch.arange(len(logits))).backward()
-        names = sorted(name for name in params if name.startswith("layers."))
-        gradient = torch.cat([params[name].grad.flatten() for name in names])
+        block = [params[name].grad for name in sorted(params) if name.startswith("layers.")]
+        gradient = torch.cat([grad.flatten().double() for grad in block if grad is not None])
         with torch.no_grad():
             moved = embed(self.moved, self.spec, tokens)
         return [frozen.detach(), moved, gradient]
 
 
 def _vary(backbone: Backbone, bench: Bench) -> None:
-    _line("as it is", *bench.measure(make_codec("attention-pca", backbone.spec, backbone.tail)))
+    for budget, step in ((4500, 0.046), (3000, 0.06), (2000, 0.085)):
+        config = attention_pca.AttentionPcaConfig(budget, step)
+        codec = attention_pca.AttentionPca(backbone.spec, backbone.tail, config)
+        _line(f"budget {budget}, step {step}", *bench.measure(codec))
     for module, name in _CONSTANTS:
         before = getattr(module, name)
         for factor in (0.5, 2):
