@@ -17,7 +17,7 @@ from anytimecl import backbone
 from anytimecl.backbone.embedded.fetch import sha256_of
 from anytimecl.demo import Plan, Story, data, tell
 
-PLAN = Plan(lights_train=4, lights_test=3, digits_train=2, digits_test=2, looks=2)
+PLAN = Plan(lights_train=4, lights_test=3, digits_train=2, digits_test=2, looks=2, corrections=2)
 COLOURS = {"red": (220, 30, 30), "yellow": (230, 200, 40), "green": (30, 200, 120)}
 
 
