@@ -84,6 +84,12 @@ def test_csv_has_a_row_for_every_image_even_a_broken_one(
         assert row["error"] == ""
 
 
+def test_a_run_that_cannot_begin_leaves_an_older_csv(run: Run, photos: Path) -> None:
+    Path("out.csv").write_text("older")
+    assert run("predict", photos, *ASK, "--model", "nonsense", "--csv", "out.csv").exit_code == 2
+    assert Path("out.csv").read_text() == "older"
+
+
 def test_a_broken_file_is_one_line_while_the_run_goes_on(
     run: Run, photos: Path, model: Path
 ) -> None:

@@ -109,13 +109,15 @@ def predict(
     answers: list[Answer] = []
     failures: list[str] = []
     done = 0
+    if csv_file is not None:
+        _common.writable(csv_file, "--csv")
     with ExitStack() as stack:
+        classifier = stack.enter_context(_open(memory, model, asked))
         writers: list[Callable[[Answer], None]] = []
-        if csv_file is not None:
+        if csv_file is not None:  # only now: a run that cannot begin must not empty an older one
             writers.append(_csv_writer(stack.enter_context(_created(csv_file)), top))
         if as_json:
             writers.append(lambda answer: typer.echo(json.dumps(_as_json(answer))))
-        classifier = stack.enter_context(_open(memory, model, asked))
         _embed(classifier, asked or [])
         stopping = stack.enter_context(_common.asked_to_stop())
         advance = stack.enter_context(_screen.progress("predict"))
@@ -275,9 +277,7 @@ def _as_json(answer: Answer) -> dict[str, Any]:
 
 def _created(file: Path) -> IO[str]:
     # A name that is no UTF-8 keeps its bytes.
-    return _common.writable(file, "--csv").open(
-        "w", encoding="utf-8", errors="surrogateescape", newline=""
-    )
+    return file.open("w", encoding="utf-8", errors="surrogateescape", newline="")
 
 
 def _csv_writer(file: IO[str], top: int) -> Callable[[Answer], None]:
