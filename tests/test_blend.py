@@ -100,7 +100,7 @@ def test_estimates_survive_json_exactly() -> None:
 
 RECORDS = (
     Record(seen=4, tuned=0.75, original=0.25, tuned_alone=2.0, original_alone=0.5),
-    Record(seen=2, tuned=0.5, original=1.0, tuned_alone=0.0, original_alone=3.0),
+    Record(seen=2, tuned=0.5, original=0.6, tuned_alone=0.0, original_alone=3.0),
     Record(seen=1, tuned=0.0, original=0.0),
     Record(),
 )
@@ -176,6 +176,13 @@ def test_the_numbers_above_tell_the_blends_apart() -> None:
 def test_two_models_never_right_share_nothing_with_the_tuned_one() -> None:
     """0 / (0 + 0 + 1e-8): the paper's epsilon leaves such a label to the original model."""
     assert weights("ocw", OPINIONS)[2] == 0
+
+
+def test_aims_weight_is_no_more_than_everything() -> None:
+    tenths = torch.full((1, 10), 0.1)
+    assert tenths.sum() > 1  # in single precision
+    opinions = Opinions(tenths, tenths, torch.zeros(1), [Record(seen=1)] * 10, Record(seen=10))
+    assert weights("aim", opinions).max() == 1
 
 
 # What holds for any evidence

@@ -111,6 +111,15 @@ def test_fifo_loses_nobodys_turn_when_one_is_removed(past: int, gone: int) -> No
     assert [sampler.draw(1, random)[0] for _ in range(8)] == (due * 2)[:8]
 
 
+def test_after_the_last_in_line_is_removed_the_next_round_begins() -> None:
+    sampler, random = filled(Fifo, "abcde"), Random(4)
+    sampler.draw(4, random)
+    sampler.remove(5, "e")  # whose turn it was
+    assert sampler.state() == {"next": 1}
+    sampler.add(6, "f")
+    assert [sampler.draw(1, random)[0] for _ in range(6)] == [1, 2, 3, 4, 6, 1]
+
+
 # Frequency-weighted
 
 
@@ -260,16 +269,17 @@ def test_the_same_generator_gives_the_same_draws(name: str) -> None:
 @pytest.mark.parametrize("forgetting", [False, True])
 def test_a_restored_sampler_continues_identically(name: str, forgetting: bool) -> None:
     """The stored examples are added again in order, then the state, as JSON, is taken back."""
-    living, random = filled(SAMPLERS[name], UNEVEN), Random(9)
-    left = dict(enumerate(UNEVEN, 1))
+    mixed = ["abcd"[e % 4] for e in range(77)] + ["e", "e", "e"]
+    living, random = filled(SAMPLERS[name], mixed), Random(9)
+    left = dict(enumerate(mixed, 1))
     for turn in range(30):
         living.draw(9, random)
-        if forgetting and turn % 3 == 0:  # the first example of every class among them
-            example = (1, 51, 58, 78, 80, 2, 30, 79, 60, 3)[turn // 3]
+        if forgetting and turn % 3 == 0:  # the first of a class, and all of another, among them
+            example = (1, 50, 5, 78, 80, 3, 30, 79, 60, 77)[turn // 3]
             living.remove(example, left.pop(example))
             if turn == 24:  # a class comes back, at the end of the line
-                living.add(81, "d")
-                left[81] = "d"
+                living.add(81, "e")
+                left[81] = "e"
     state = json.loads(json.dumps(living.state()))
     again = SAMPLERS[name]()
     for example, label in left.items():

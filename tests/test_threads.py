@@ -239,27 +239,18 @@ def test_no_prediction_sees_half_an_update(tune: Any, monkeypatch: pytest.Monkey
 
 
 def test_estimates_and_weights_change_together() -> None:
-    """An answer right after an update's weights, but before its estimates, is never seen."""
+    """Who waited for the weights finds the estimates changed as well."""
     classifier, crew = taught(range(6)), Crew()
-    image, label = picture(50), "golden retriever"  # its first example: it becomes a seen label
+    image, label = picture(50), "golden retriever"  # its first example makes it a seen label
     before = classifier.predict(image, [label, "itap"])
-    keep = type(classifier._student.estimates).add
-    gate = Gate()
-
-    def add(*args: Any, **options: Any) -> None:
-        gate.wait()
-        keep(*args, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(classifier._student.estimates), "add", add)
+    during: list[Any] = []
+    with gated(Learner, "apply") as update:
         crew.start(classifier.learn_one, image, label)
-        until(lambda: gate.come == 1)
-        during: list[Any] = []
-        reader = crew.start(lambda: during.append(classifier.predict(image, [label, "itap"])))
+        until(lambda: update.come == 1)
+        crew.start(lambda: during.append(classifier.predict(image, [label, "itap"])))
         until(lambda: classifier._lock._waiting == 1)
-        assert during == []
-        gate.let()
-        crew.join(reader)
+        update.let()
+        crew.join()
     after = classifier.predict(image, [label, "itap"])
     assert during == [after]
     assert after != before
