@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from anytimecl import checkpoint as checkpoints
 from anytimecl.backbone import Backbone, Spec
@@ -27,7 +28,7 @@ from anytimecl.labels import clean_label, clean_labels
 from anytimecl.lock import TurnLock
 from anytimecl.memory import RamMemory, Store, StoreWarning, backup, open_memory
 from anytimecl.memory.database import FILE as MEMORY_FILE
-from anytimecl.prediction import predictions
+from anytimecl.prediction import Prediction, predictions
 from anytimecl.settings import Settings
 from anytimecl.student import Learned, Progress, Student
 
@@ -118,18 +119,26 @@ class AnytimeClassifier:
         mass on "none of these" exceeds `threshold` gets that as its label.
         """
         many = isinstance(images, list | tuple)
-        asked = self._asked(labels)
-        opinions = self._opinions(images if many else [images], asked)
-        alpha = weights(self.settings.blend, opinions)
-        found = predictions(asked, opinions, alpha, blend(self.settings.blend, opinions), threshold)
+        found = self.predict_tokens(
+            self.encode(images if many else [images]), labels, threshold=threshold
+        )
         return found if many else found[0]
+
+    def predict_tokens(
+        self, tokens: Tensor, labels: Sequence[str] | None = None, *, threshold: float = 1.0
+    ) -> list[Prediction]:
+        """`predict` for images that `encode` has seen already."""
+        asked = self._asked(labels)
+        opinions = self._opinions(tokens, asked)
+        alpha = weights(self.settings.blend, opinions)
+        return predictions(asked, opinions, alpha, blend(self.settings.blend, opinions), threshold)
 
     def predict_proba(
         self, images: Any, labels: Sequence[str] | None = None
     ) -> NDArray[np.float32]:
         """Blended probabilities in the order of `labels`: [label], or [image, label] for many."""
         many = isinstance(images, list | tuple)
-        opinions = self._opinions(images if many else [images], self._asked(labels))
+        opinions = self._opinions(self.encode(images if many else [images]), self._asked(labels))
         values: NDArray[np.float32] = blend(self.settings.blend, opinions).cpu().numpy()
         return values if many else values[0]
 
@@ -148,6 +157,22 @@ class AnytimeClassifier:
         """
         label, chosen = _check(label, candidates)
         return self._learn(self._record(image), label, chosen, key)
+
+    def learn_tokens(
+        self,
+        tokens: Tensor,
+        label: str,
+        *,
+        candidates: Sequence[str] | None = None,
+        key: str | None = None,
+    ) -> Learned:
+        """`learn_one` for the tokens [token, width] of an image that `encode` has seen already."""
+        label, chosen = _check(label, candidates)
+        return self._learn(self._codec.encode(tokens), label, chosen, key)
+
+    def encode(self, images: Sequence[ImageSource]) -> Tensor:
+        """The frozen trunk's tokens [image, token, width]: the slow part, and no lock is held."""
+        return self.backbone.encode([load_image(image) for image in images])
 
     def learn_many(
         self,
@@ -292,9 +317,8 @@ class AnytimeClassifier:
         return asked
 
     @torch.no_grad()
-    def _opinions(self, images: Sequence[Any], asked: list[str]) -> Opinions:
-        """Both models on the images. Encoding, the slow part, holds no lock."""
-        tokens = self.backbone.encode([load_image(image) for image in images])
+    def _opinions(self, tokens: Tensor, asked: list[str]) -> Opinions:
+        """Both models on the images."""
         vectors = self._student.embed(asked)
         with self._lock.reading():
             student = self._student
@@ -318,7 +342,7 @@ class AnytimeClassifier:
         return records, dataclasses.replace(estimates.overall)
 
     def _record(self, image: ImageSource) -> bytes:
-        return self._codec.encode(self.backbone.encode([load_image(image)])[0])
+        return self._codec.encode(self.encode([image])[0])
 
     def _learn(
         self, record: bytes, label: str, candidates: tuple[str, ...] | None, key: str | None
