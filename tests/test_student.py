@@ -159,8 +159,8 @@ def test_each_example_is_told_apart_from_its_own_candidates(
     torch.testing.assert_close(batch.vectors, model().embed_labels(columns))
     rows = [("great white shark", ["great white shark", "dog"]), *given.values()]
     assert batch.target.tolist() == [columns.index(label) for label, _ in rows]
-    assert batch.allowed is not None
-    for allowed, (_, candidates) in zip(batch.allowed.tolist(), rows, strict=True):
+    assert batch.mask is not None
+    for allowed, (_, candidates) in zip((batch.mask == 0).tolist(), rows, strict=True):
         names = {name for name, each in zip(columns, allowed, strict=True) if each}
         assert names == set(known if candidates is None else candidates)
 
@@ -173,7 +173,7 @@ def test_without_candidates_nothing_is_masked(monkeypatch: pytest.MonkeyPatch) -
         Learner, "look_ahead", lambda self, batch: batches.append(batch) or keep(self, batch)
     )
     classifier.learn_one(picture(7), "golden retriever")
-    assert batches[0].allowed is None
+    assert batches[0].mask is None
     torch.testing.assert_close(batches[0].vectors, model().embed_labels(classifier.labels))
 
 

@@ -51,7 +51,8 @@ class Batch:
     target: Tensor  # [example], index into `vectors`
     vectors: Tensor  # [label, dim], unit: embeddings of the candidate labels
     rows: Tensor  # [label], each label's number in order of first appearance; -1: never seen
-    allowed: Tensor | None = None  # [example, label]; None: every label is a candidate
+    mask: Tensor | None = None  # [example, label]; 0, or -inf where a label is no candidate
+    weight: Tensor | None = None  # [example], sum 1: of each in the loss; None: all alike
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,17 @@ class AdamW:
     ) -> None:
         """Change the parameters that have a gradient."""
         self.steps += 1
+        count = torch.tensor(float(self.steps), device=next(iter(gradients.values())).device)
+        self.update(parameters, gradients, lr, count)
+
+    def update(
+        self,
+        parameters: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        lr: float,
+        count: Tensor,
+    ) -> None:
+        """The step alone; its number, `count` [], may live on the device."""
         moments = [self.moments[name] for name in gradients]
         torch._fused_adamw_(
             [parameters[name] for name in gradients],
@@ -84,7 +96,7 @@ class AdamW:
             [first for first, _ in moments],
             [second for _, second in moments],
             [],
-            [torch.tensor(float(self.steps), device=g.device) for g in gradients.values()],
+            [count] * len(gradients),
             amsgrad=False,
             lr=lr,
             beta1=0.9,
@@ -145,19 +157,28 @@ class Learner:
         with torch.enable_grad():
             vectors = _shifted(batch.vectors, leaves.get("classifier", self.shifts), batch.rows)
             logits = self._logits({**self.params, **leaves}, batch.tokens, vectors)
-            if batch.allowed is not None:
-                logits = logits.masked_fill(~batch.allowed, -torch.inf)
+            if batch.mask is not None:
+                logits = logits + batch.mask
             other = self.spec.logit_scale * leaves["other"]
             soft = (self.config.scale or self.spec.logit_scale) / self.spec.logit_scale
-            loss = anytime_loss(soft * logits, soft * other, batch.target, self.config.beta)
+            loss = anytime_loss(
+                soft * logits, soft * other, batch.target, self.config.beta, batch.weight
+            )
             found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        # The key bias cannot change a softmax over keys: it has no gradient, and stays.
-        gradients = {n: g for n, g in zip(leaves, found, strict=True) if g is not None}
+        # A key bias cannot change a softmax over keys: what it has for a gradient is rounding.
+        gradients = {
+            name: gradient
+            for name, gradient in zip(leaves, found, strict=True)
+            if gradient is not None and not name.endswith("k_proj.bias")
+        }
         return Update(logits.detach(), gradients)
 
-    def apply(self, update: Update) -> None:
-        """The online step."""
-        self.optimiser.step(self.trainable(), update.gradients, self.config.lr)
+    def apply(self, update: Update, count: Tensor | None = None) -> None:
+        """The online step; its number, `count` [], is given where it lives on the device."""
+        if count is None:
+            self.optimiser.step(self.trainable(), update.gradients, self.config.lr)
+        else:
+            self.optimiser.update(self.trainable(), update.gradients, self.config.lr, count)
 
     def apply_offline(
         self, gradients: Mapping[str, Tensor], optimiser: AdamW, progress: float, size: int

@@ -12,6 +12,7 @@ def anytime_loss(
     other: Tensor,  # [], the learnable logit of "none of these"
     target: Tensor,  # [batch], index of the true label
     beta: float = 0.1,
+    weight: Tensor | None = None,  # [batch], sum 1; None: all alike
 ) -> Tensor:
     """`CE(x, y, Y u other) + beta * CE(x, other, (Y u other) \\ y)`, averaged over the batch.
 
@@ -20,7 +21,9 @@ def anytime_loss(
     0.5389
     """
     with_other = torch.cat([logits, other.expand(len(logits), 1)], dim=1)
-    right = F.cross_entropy(with_other, target)
     without_y = with_other.scatter(1, target.unsqueeze(1), -torch.inf)
     absent = without_y.logsumexp(1) - other
-    return right + beta * absent.mean()
+    if weight is None:
+        return F.cross_entropy(with_other, target) + beta * absent.mean()
+    right = F.cross_entropy(with_other, target, reduction="none")
+    return weight @ (right + beta * absent)

@@ -247,13 +247,13 @@ class Student:
             vectors = torch.cat([vectors, self.embed(extra)])
             rows = torch.cat([rows, rows.new_full((len(extra),), -1)])
         column = self.rows | {name: known + i for i, name in enumerate(extra)}
-        allowed = torch.zeros(len(names), len(vectors), dtype=torch.bool)
+        mask = torch.full((len(names), len(vectors)), -torch.inf)
         for i, (name, some) in enumerate(zip(names, sets, strict=True)):
             if some is None:
-                allowed[i, :known] = True
+                mask[i, :known] = 0
             else:
-                allowed[i, [column[y] for y in (*some, name)]] = True
-        return Batch(tokens, target, vectors, rows, allowed.to(device))
+                mask[i, [column[y] for y in (*some, name)]] = 0
+        return Batch(tokens, target, vectors, rows, mask.to(device))
 
     def _offline_gradients(self, chosen: Sequence[int]) -> dict[str, Tensor]:
         """The mean over an offline batch, worked out in chunks."""

@@ -1,0 +1,209 @@
+"""A whole stream learned at once: one online step for each example, the host out of the way.
+
+Which examples a batch holds depends on the seed and on what came before, never on the weights. So
+all draws of a stretch of the stream are made first, on the host, and laid out in tables; the
+step reads its row of them, and everything else stays on the device. On a GPU the step is one
+captured graph. Elsewhere the same function runs as it is.
+
+The examples are resident on the device, as full tokens or compressed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from anytimecl.backbone.spec import Spec
+from anytimecl.blend import Estimates
+from anytimecl.learner import Batch, Learner
+from anytimecl.sampling import SAMPLERS
+from anytimecl.settings import Settings
+from anytimecl.tail import Dense, LowRank, Params, Seen, look
+
+STRETCH = 2048  # steps whose draws are made ahead; the device works on one stretch meanwhile
+_CHUNK = 256  # examples that the original model looks at in one go
+_WARM_UP = 3  # steps before the capture, as CUDA wants them
+
+
+class _Tables(NamedTuple):
+    """What the steps of a stretch read, one row each."""
+
+    batch: Tensor  # [step, batch], examples: the newcomer first, then stored ones, then padding
+    weight: Tensor  # [step, batch], of each in the loss; padding weighs nothing
+    known: Tensor  # [step], labels seen, the newcomer's among them
+
+
+class StreamLearner:
+    """The online method over examples that are known beforehand; the same steps as `Student`.
+
+    `examples` are the tokens [example, token, width] of all of them, or what a one-block tail sees
+    of them; `labels` their labels; `vectors` the embedding of each label.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        tail: Params,
+        settings: Settings,
+        examples: Tensor | Seen,
+        labels: Sequence[str],
+        vectors: Mapping[str, Tensor],
+    ) -> None:
+        self.learner = Learner(spec, tail, settings.learner)
+        self.estimates = Estimates(settings.eta)
+        self.labels: list[str] = []  # seen, in order of first appearance
+        self.rows: dict[str, int] = {}
+        self._settings = settings
+        self._sampler = SAMPLERS[settings.sampler]()
+        self._examples = _resident(examples, spec)
+        self._label_of = labels
+        self._vector_of = vectors
+        self._at: list[int] = []  # the examples learned; the sampler knows them by their turn
+        room = len(set(labels))
+        device = self.learner.other.device
+        self.learner.make_room(room)
+        self._vectors = torch.zeros(room, spec.dim, device=device)
+        self._columns = torch.arange(room, device=device)
+        self._target = torch.zeros(len(labels), dtype=torch.long, device=device)
+        self._step: Callable[[], None] | None = None
+        size = settings.learner.batch
+        self._tables = _Tables(
+            torch.zeros(STRETCH, size, dtype=torch.long, device=device),
+            torch.zeros(STRETCH, size, device=device),
+            torch.zeros(STRETCH, dtype=torch.long, device=device),
+        )
+        self._turn = torch.zeros(1, dtype=torch.long, device=device)
+        self._right = torch.zeros(STRETCH, dtype=torch.bool, device=device)
+        self._count = torch.zeros((), device=device)  # of optimiser steps
+
+    def learn(self, indices: Sequence[int]) -> None:
+        """One online step for each of these examples, in order."""
+        parts = range(0, len(indices), STRETCH)
+        right = [self._learn_stretch(indices[start : start + STRETCH]) for start in parts]
+        if not right:
+            return
+        tuned, original = torch.cat(right, dim=1).tolist()  # the device is waited for here alone
+        for index, its_tuned, its_original in zip(indices, tuned, original, strict=True):
+            label = self._label_of[index]
+            self.estimates.add(label, tuned=its_tuned, original=its_original)
+
+    @torch.no_grad()
+    def _learn_stretch(self, indices: Sequence[int]) -> Tensor:
+        """[2, step]: which newcomers the tuned, the original model had been right about."""
+        self._draw(indices)
+        original = self._original_right(indices)
+        if not self.learner.optimiser.steps:
+            first = self._original_logits(indices[:1])[0, 0]  # the first label has the first row
+            self.learner.begin(float(first))
+        step = self._step = self._step or self._captured()
+        self._turn.zero_()
+        for _ in indices:
+            step()
+        self.learner.optimiser.steps += len(indices)
+        return torch.stack([self._right[: len(indices)], original])
+
+    def _draw(self, indices: Sequence[int]) -> None:
+        """Fill the tables."""
+        size = self._settings.learner.batch
+        batches, weights, known = [], [], []
+        for index in indices:
+            turn = len(self._at) + 1
+            drawn = self._sampler.draw(size - 1, Random(f"{self._settings.seed}:{turn}"))
+            chosen = [index, *(self._at[i - 1] for i in drawn)]
+            padding = size - len(chosen)
+            batches.append(chosen + [index] * padding)
+            weights.append([1 / len(chosen)] * len(chosen) + [0.0] * padding)
+            label = self._label_of[index]
+            self._enter(label)
+            known.append(len(self.labels))
+            self._at.append(index)
+            self._sampler.add(turn, label)
+        rows = [self.rows[self._label_of[index]] for index in indices]
+        self._target[torch.tensor(indices)] = torch.tensor(rows).to(self._target.device)
+        for table, values in zip(self._tables, (batches, weights, known), strict=True):
+            table[: len(indices)] = torch.tensor(values).to(table.device)
+
+    def _enter(self, label: str) -> None:
+        if label not in self.rows:
+            self._vectors[len(self.labels)] = self._vector_of[label]
+            self.rows[label] = len(self.labels)
+            self.labels.append(label)
+
+    def _original_right(self, indices: Sequence[int]) -> Tensor:
+        """Whether the original model, which never changes, was right about each newcomer."""
+        logits = torch.cat(
+            [
+                self._original_logits(indices[start : start + _CHUNK])
+                for start in range(0, len(indices), _CHUNK)
+            ]
+        )
+        known = self._tables.known[: len(indices), None]
+        logits = logits.masked_fill(self._columns >= known, -torch.inf)
+        return logits.argmax(1) == self._target[torch.tensor(indices, device=logits.device)]
+
+    def _original_logits(self, indices: Sequence[int]) -> Tensor:
+        chosen = torch.tensor(indices, device=self._target.device)
+        return self.learner.original_logits(_pick(self._examples, chosen), self._vectors)
+
+    def _captured(self) -> Callable[[], None]:
+        """The step as one graph, where there is a GPU."""
+        if self._target.device.type != "cuda":
+            return self._one
+        kept = [t.clone() for t in self._changing()]
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                self._one()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._one()
+        for tensor, before in zip(self._changing(), kept, strict=True):
+            tensor.copy_(before)
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def _changing(self) -> list[Tensor]:
+        state = self.learner.state()
+        state.pop("steps")
+        return [*state.values(), self._count, self._turn]
+
+    def _one(self) -> None:
+        """The method, once, from tables to weights, without a word to the host."""
+        chosen, weight, known = (table.index_select(0, self._turn)[0] for table in self._tables)
+        target = self._target.index_select(0, chosen)
+        mask = torch.where(self._columns < known, 0.0, -torch.inf)
+        tokens = _pick(self._examples, chosen)
+        batch = Batch(tokens, target, self._vectors, self._columns, mask, weight)
+        update = self.learner.look_ahead(batch)
+        right = update.logits[:1].argmax(1) == target[:1]
+        self._right.index_copy_(0, self._turn, right)
+        self._count += 1
+        self.learner.apply(update, self._count)
+        self._turn += 1
+
+
+def _resident(examples: Tensor | Seen, spec: Spec) -> Tensor | Seen:
+    """One-block tails meet patches normalised: done once, ahead."""
+    if isinstance(examples, Seen) or spec.tail.blocks > 1 or spec.tail.pool != "cls":
+        return examples
+    seen = Dense(torch.empty_like(examples[:, 1:]))
+    for start in range(0, len(examples), _CHUNK):
+        part = look(examples[start : start + _CHUNK].float(), spec.tail.norm_eps)
+        assert isinstance(part.patches, Dense)
+        seen.tokens[start : start + _CHUNK] = part.patches.tokens.to(examples.dtype)
+    return Seen(examples[:, 0].clone(), seen)
+
+
+def _pick(examples: Tensor | Seen, chosen: Tensor) -> Tensor | Seen:
+    """Some of them, in single precision."""
+    if isinstance(examples, Tensor):
+        return examples.index_select(0, chosen).float()
+    parts = [part.index_select(0, chosen).float() for part in examples.patches]
+    patches: Dense | LowRank = type(examples.patches)(*parts)
+    return Seen(examples.cls.index_select(0, chosen).float(), patches)

@@ -1,0 +1,86 @@
+"""A stream learned at once is the stream learned one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from tests.helpers import FAST, lesson, model, settings, taught
+
+from anytimecl import stream
+from anytimecl.settings import Settings
+from anytimecl.stream import StreamLearner
+from anytimecl.student import Student
+
+COUNT = 30
+
+
+def streamed(chosen: Settings, blocks: int = 1, device: str = "cpu") -> StreamLearner:
+    """The first lessons as one stream, in two parts."""
+    backbone = model(blocks=blocks)
+    pairs = [lesson(number) for number in range(COUNT)]
+    labels = [label for _, label in pairs]
+    vectors = {label: backbone.embed_labels([label])[0].to(device) for label in set(labels)}
+    learner = StreamLearner(
+        backbone.spec,
+        {name: value.to(device) for name, value in backbone.tail.items()},
+        chosen,
+        backbone.encode([image for image, _ in pairs]).to(device),
+        labels,
+        vectors,
+    )
+    learner.learn(range(20))
+    learner.learn(range(20, COUNT))
+    return learner
+
+
+def check_same(learner: StreamLearner, student: Student, tolerance: float = 1e-4) -> None:
+    """Weights, moments, estimates and labels."""
+    expected = student.learner.state()
+    for name, value in learner.learner.state().items():
+        torch.testing.assert_close(value.cpu(), expected[name], atol=tolerance, rtol=1e-3)
+    assert learner.estimates.state() == student.estimates.state()
+    assert (learner.labels, learner.rows) == (student.labels, student.rows)
+
+
+@pytest.mark.parametrize("sampler", ["class_balanced", "uniform", "fifo", "frequency_weighted"])
+def test_a_stream_is_its_examples_one_by_one(sampler: str) -> None:
+    chosen = settings(seed=3, sampler=sampler)
+    check_same(streamed(chosen), taught(range(COUNT), settings=chosen)._student)
+
+
+@pytest.mark.parametrize("tune", ["classifier", "both"])
+def test_with_a_trainable_classifier(tune: str) -> None:
+    chosen = settings(learner=dataclasses.replace(FAST, tune=tune))
+    check_same(streamed(chosen), taught(range(COUNT), settings=chosen)._student)
+
+
+def test_with_several_blocks() -> None:
+    backbone = model(blocks=2)
+    check_same(streamed(settings(), 2), taught(range(COUNT), model=backbone)._student)
+
+
+def test_a_long_stream_is_cut_into_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = streamed(settings())
+    monkeypatch.setattr(stream, "STRETCH", 7)
+    check_same(whole, taught(range(COUNT))._student)
+    cut = streamed(settings())
+    assert all(
+        torch.equal(value, cut.learner.state()[name])
+        for name, value in whole.learner.state().items()
+    )
+    assert cut.estimates.state() == whole.estimates.state()
+
+
+def test_learning_nothing_changes_nothing() -> None:
+    learner = streamed(settings())
+    before = {name: value.clone() for name, value in learner.learner.state().items()}
+    learner.learn([])
+    assert all(torch.equal(value, before[n]) for n, value in learner.learner.state().items())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="There is no GPU to capture a graph on.")
+def test_the_captured_graph_is_the_eager_step() -> None:
+    chosen = settings(seed=3)
+    check_same(streamed(chosen, device="cuda"), taught(range(COUNT), settings=chosen)._student)
