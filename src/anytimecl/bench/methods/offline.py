@@ -1,0 +1,86 @@
+"""AnytimeCL, offline: ten epochs over all stored examples after each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from anytimecl.bench.methods._base import Method
+from anytimecl.bench.methods._batches import Schedule, train
+from anytimecl.bench.methods.online import both
+from anytimecl.bench.world import World
+from anytimecl.blend import BLENDS, Estimates, blend
+from anytimecl.learner import Learner, LearnerConfig
+from anytimecl.loss import anytime_loss
+from anytimecl.tail import Seen
+
+
+class Offline(Method):
+    """The paper's AnytimeCL (Offline).
+
+    Newcomers are scored by both models before they are trained on, as online, but a whole stage
+    at a time: within a stage the estimates see one state of the tuned model.
+    """
+
+    def __init__(self, world: World, *, epochs: int = 10, batch: int = 256) -> None:
+        super().__init__(world)
+        self.learner = Learner(world.spec, world.tail, LearnerConfig())
+        self.estimates = Estimates()
+        self.schedule = Schedule(epochs=epochs, batch=batch)
+        self.stored: list[int] = []
+        self.rows: dict[str, int] = {}
+
+    def learn(self, examples: Sequence[int]) -> None:
+        """Score, store, train over everything."""
+        labels = self.world.labels
+        for i in examples:
+            self.rows.setdefault(labels[i], len(self.rows))
+        if not self.stored:
+            first = self._logits(self.learner.original, examples[:1])[0]
+            self.learner.begin(float(first[self.rows[labels[examples[0]]]]))
+        self._score(examples)
+        self.stored += examples
+        leaves = {name: value.clone() for name, value in self.learner.trainable().items()}
+        train(leaves, self._loss, self.stored, self.schedule, self.world.seed + len(self.stored))
+        for name, value in self.learner.trainable().items():
+            value.copy_(leaves[name])
+
+    def predict(self, tokens: Tensor | Seen, names: Sequence[str]) -> Tensor:
+        """The default blend."""
+        return self.readings(tokens, names)["paired"]
+
+    def readings(self, tokens: Tensor | Seen, names: Sequence[str]) -> dict[str, Tensor]:
+        """Every blend."""
+        rows = {name: self.rows.get(name, -1) for name in names}
+        opinions = both(self.learner, self.world, tokens, rows, self.estimates)
+        return {name: blend(name, opinions) for name in BLENDS}
+
+    @torch.no_grad()
+    def _score(self, examples: Sequence[int]) -> None:
+        for start in range(0, len(examples), self.schedule.batch):
+            some = examples[start : start + self.schedule.batch]
+            answers = [
+                self._logits(params, some).argmax(1).tolist()
+                for params in (self.learner.params, self.learner.original)
+            ]
+            for i, tuned, original in zip(some, *answers, strict=True):
+                label = self.world.labels[i]
+                row = self.rows[label]
+                self.estimates.add(label, tuned=tuned == row, original=original == row)
+
+    def _logits(self, params: Mapping[str, Tensor], examples: Sequence[int]) -> Tensor:
+        world = self.world
+        images = world.image_vectors(params, world.take(examples))
+        return world.spec.logit_scale * images @ world.label_vectors(list(self.rows)).T
+
+    def _loss(self, leaves: Mapping[str, Tensor], chosen: list[int]) -> Tensor:
+        config = self.learner.config
+        own = self.world.spec.logit_scale
+        soft = (config.scale or own) / own
+        logits = self._logits({**self.learner.params, **leaves}, chosen)
+        target = torch.tensor(
+            [self.rows[self.world.labels[i]] for i in chosen], device=logits.device
+        )
+        return anytime_loss(soft * logits, soft * own * leaves["other"], target, config.beta)

@@ -1,0 +1,224 @@
+"""Training examples as a codec keeps them: encoded once, on disk, decoded onto the device.
+
+Encoding is work for a CPU, one image at a time, so it is shared among processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from anytimecl.backbone import Backbone
+from anytimecl.backbone.spec import Spec
+from anytimecl.backbone.text import cache_folder
+from anytimecl.bench._progress import track
+from anytimecl.bench.features import trunk_key
+from anytimecl.bench.world import CHUNK
+from anytimecl.codec import (
+    AttentionPca,
+    AttentionPcaConfig,
+    Codec,
+    PcaDataset,
+    PcaImage,
+    PcaImageConfig,
+    Vq,
+    make_codec,
+)
+from anytimecl.errors import ModelError
+from anytimecl.tail import Dense, LowRank, Seen, look
+
+AS_TOKENS = ("image", "tokens-fp16")  # what comes back is the tokens that went in
+Tokens = NDArray[np.float16]  # [image, token, width], on disk
+
+
+@dataclass(eq=False)
+class Coded:
+    """The records of a run's training examples, in its order."""
+
+    codec: Codec
+    spec: Spec
+    device: torch.device
+    records: list[bytes]
+
+    @property
+    def bytes(self) -> float:
+        """Of a record, mean."""
+        return float(np.mean([len(record) for record in self.records]))
+
+    def resident(self) -> Tensor | Seen:
+        """Decoded, in half precision, on the device."""
+        parts: list[Tensor | Seen] = []
+        for start in range(0, len(self.records), CHUNK):
+            decoded = self.codec.decode(self.records[start : start + CHUNK], self.device)
+            parts.append(half(decoded, self.spec))
+        return joined(parts)
+
+
+def component_codec(
+    name: str, spec: Spec, tail: dict[str, Tensor], components: int | None
+) -> Codec:
+    """A codec by name; those that keep components of each image may keep another number of them."""
+    if components is None:
+        return make_codec(name, spec, tail)
+    if name == "attention-pca":
+        plain = AttentionPcaConfig()
+        # No budget: the components asked for are what limits a record.
+        return AttentionPca(
+            spec, tail, AttentionPcaConfig(1_000_000, plain.step, components=components)
+        )
+    if name.startswith("pca-image"):
+        config = PcaImageConfig(components, cls_weight="cls" in name, int8="int8" in name)
+        return PcaImage(spec, tail, config)
+    raise ModelError(f"The codec {name!r} has no number of components to choose.")
+
+
+def coded(
+    backbone: Backbone,
+    name: str,
+    components: int | None,
+    parts: Sequence[tuple[str, Sequence[int]]],  # key of a split, and which of its images
+    tokens: Sequence[Tokens],  # of each whole split
+) -> Coded:
+    """Records of some images of some splits; from disk, or encoded now."""
+    if name == "image":
+        raise ModelError("An image codec keeps images, not tokens: its accuracy is tokens-fp16's.")
+    told = repr([name, components, *((key, tuple(chosen)) for key, chosen in parts)])
+    folder = cache_folder() / "records" / trunk_key(backbone)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.records"
+    tail = {key: value.cpu() for key, value in backbone.tail.items()}
+    codec = component_codec(name, backbone.spec, tail, components)
+    fit = file.with_suffix(".safetensors")
+    if isinstance(codec, (Vq, PcaDataset)):
+        if not (file.exists() and fit.exists()):
+            codec.fit(_batches(parts, tokens))
+            codec.save(fit)
+        codec.load(fit)
+    if not file.exists():
+        _encode(file, fit, backbone, name, components, parts, tokens)
+    return Coded(codec, backbone.spec, backbone.device, read_records(file))
+
+
+def _batches(
+    parts: Sequence[tuple[str, Sequence[int]]], tokens: Sequence[Tokens]
+) -> Iterator[Tensor]:
+    for (_, chosen), array in zip(parts, tokens, strict=True):
+        for start in range(0, len(chosen), CHUNK):
+            yield torch.from_numpy(np.array(array[list(chosen[start : start + CHUNK])])).float()
+
+
+def _encode(
+    file: Path,
+    fit: Path,
+    backbone: Backbone,
+    name: str,
+    components: int | None,
+    parts: Sequence[tuple[str, Sequence[int]]],
+    tokens: Sequence[Tokens],
+) -> None:
+    work = [
+        (str(array.filename), chosen[start : start + 64])  # type: ignore[attr-defined]
+        for (_, chosen), array in zip(parts, tokens, strict=True)
+        for start in range(0, len(chosen), 64)
+    ]
+    tail = {key: value.cpu().numpy() for key, value in backbone.tail.items()}
+    about = (name, backbone.spec, tail, components, str(fit))
+    records: list[bytes] = []
+    count = min(os.cpu_count() or 1, len(work))
+    with ProcessPoolExecutor(count, get_context("spawn"), _begin, (about,)) as pool:
+        for some in track(list(pool.map(_encode_some, work)), f"encoding {file.stem}"):
+            records += some
+    write_records(file, records)
+
+
+_worker: list[Codec] = []  # of this process
+
+
+def _begin(about: tuple[str, Spec, dict[str, NDArray[np.float32]], int | None, str]) -> None:
+    torch.set_num_threads(1)
+    name, spec, tail, components, fit = about
+    weights = {key: torch.from_numpy(value) for key, value in tail.items()}
+    codec = component_codec(name, spec, weights, components)
+    if isinstance(codec, (Vq, PcaDataset)):
+        codec.load(fit)
+    _worker.append(codec)
+
+
+def _encode_some(work: tuple[str, Sequence[int]]) -> list[bytes]:
+    file, chosen = work
+    tokens = np.load(file, mmap_mode="r")
+    return [_worker[0].encode(torch.from_numpy(np.array(tokens[i])).float()) for i in chosen]
+
+
+# ---------------------------------------------------------------------------------------- on disk
+
+
+def write_records(file: Path, records: Sequence[bytes]) -> None:
+    """Count, lengths, bytes; whole or not at all."""
+    part = file.with_suffix(".part")
+    with part.open("wb") as out:
+        out.write(struct.pack("<I", len(records)))
+        out.write(np.array([len(record) for record in records], "<u4").tobytes())
+        out.writelines(records)
+    part.replace(file)
+
+
+def read_records(file: Path) -> list[bytes]:
+    """Back from `write_records`."""
+    raw = file.read_bytes()
+    (count,) = struct.unpack_from("<I", raw)
+    lengths = np.frombuffer(raw, "<u4", count, offset=4)
+    ends = 4 + 4 * count + np.cumsum(lengths, dtype=np.int64)
+    return [raw[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+
+# ----------------------------------------------------------------------------------- on the device
+
+
+def half(decoded: Tensor | Seen, spec: Spec) -> Tensor | Seen:
+    """As a one-block tail sees it, in half precision."""
+    if isinstance(decoded, Tensor) and spec.tail.blocks == 1 and spec.tail.pool == "cls":
+        decoded = look(decoded.float(), spec.tail.norm_eps)
+    if isinstance(decoded, Tensor):
+        return decoded.half()
+    patches: Dense | LowRank = type(decoded.patches)(*(part.half() for part in decoded.patches))
+    return Seen(decoded.cls.half(), patches)
+
+
+def joined(parts: Sequence[Tensor | Seen]) -> Tensor | Seen:
+    """Batches one after the other; low ranks are filled up with zeros to the highest."""
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if tensors:
+        return torch.cat(tensors)
+    seen = [part for part in parts if isinstance(part, Seen)]
+    cls = torch.cat([part.cls for part in seen])
+    dense = [part.patches for part in seen if isinstance(part.patches, Dense)]
+    if dense:
+        return Seen(cls, Dense(torch.cat([patches.tokens for patches in dense])))
+    low = [part.patches for part in seen if isinstance(part.patches, LowRank)]
+    rank = max(patches.components.shape[1] for patches in low)
+    return Seen(
+        cls,
+        LowRank(
+            torch.cat([_filled(p.coefficients, 2, rank) for p in low]),
+            torch.cat([_filled(p.components, 1, rank) for p in low]),
+            torch.cat([p.mean for p in low]),
+        ),
+    )
+
+
+def _filled(tensor: Tensor, axis: int, size: int) -> Tensor:
+    shape = list(tensor.shape)
+    shape[axis] = size - shape[axis]
+    return torch.cat([tensor, tensor.new_zeros(shape)], dim=axis)

@@ -1,0 +1,273 @@
+"""Run a recipe: one JSON line for every run of a method, with all that it was asked.
+
+    python -m anytimecl.bench.run RECIPE... --data DIR --out FILE [--device cuda] [--jobs 8]
+                                  [--seeds 0,1,2] [--only online,original] [--group subsets]
+
+What the file holds already is not run again; what failed is. This module and all below it do
+without rich, typer and matplotlib, so that a bare machine can run the suite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from datetime import UTC, datetime
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import anytimecl
+from anytimecl.bench._progress import tell
+from anytimecl.bench.methods import METHODS, Method
+from anytimecl.bench.recipe import Cell, Recipe, cells, changed, read_recipe
+from anytimecl.bench.scenarios import Question
+from anytimecl.bench.studio import Studio
+from anytimecl.bench.world import CHUNK, pick
+from anytimecl.errors import AnytimeError, StoreError
+
+Line = dict[str, Any]
+
+
+# ----------------------------------------------------------------------------------------- a cell
+
+
+@torch.no_grad()
+def run_cell(studio: Studio, cell: Cell) -> Line:
+    """Learn stage by stage, ask after each, and say how long it took."""
+    began = time.perf_counter()
+    chosen = cell.contestant
+    stages = studio.stream(cell.subject, cell.seed)
+    world = studio.world(stages, cell.seed, chosen.codec, chosen.components)
+    method = METHODS[chosen.method](world, **chosen.options)
+    told: list[Line] = []
+    waiting: list[int] = []  # examples that the method has not been given yet
+    arrived = 0
+    for number, stage in enumerate(stages):
+        waiting += stage.examples
+        arrived += len(stage.examples)
+        if not method.online and not stage.whole:
+            continue
+        if waiting:
+            method.learn(waiting)
+        waiting = []
+        questions = studio.questions(cell.subject)
+        if number == len(stages) - 1:
+            questions += studio.final_questions(cell.seed)
+        told.append(
+            {
+                "stage": number,
+                "name": stage.name,
+                "examples": arrived,
+                "answers": ask(studio, method, questions),
+            }
+        )
+    line = _about(studio, cell)
+    if chosen.codec is not None:
+        line["bytes"] = studio.records(chosen.codec, chosen.components).bytes
+    return line | {"results": told, "seconds": round(time.perf_counter() - began, 3)}
+
+
+def ask(
+    studio: Studio, method: Method, questions: Sequence[Question]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Accuracy in per cent: kind of question -> question -> reading -> accuracy."""
+    answers: dict[str, dict[str, dict[str, float]]] = {}
+    for question in questions:
+        answers.setdefault(question.kind, {})[question.name] = accuracies(studio, method, question)
+    return answers
+
+
+def accuracies(studio: Studio, method: Method, question: Question) -> dict[str, float]:
+    """Every reading of a method on one question."""
+    place = {name: at for at, name in enumerate(question.candidates)}
+    by_task: dict[str, list[int]] = {}
+    for task, i in question.images:
+        by_task.setdefault(task, []).append(i)
+    right: dict[str, int] = {}
+    for task, images in by_task.items():
+        labels = studio.test[task].labels
+        for start in range(0, len(images), CHUNK):
+            some = images[start : start + CHUNK]
+            tokens = pick(studio.asked[task], torch.tensor(some, device=studio.device))
+            target = torch.tensor([place[labels[i]] for i in some], device=studio.device)
+            for reading, scores in method.readings(tokens, question.candidates).items():
+                correct = int((scores.argmax(1) == target).sum())
+                right[reading] = right.get(reading, 0) + correct
+    total = len(question.images)
+    return {reading: round(100 * count / total, 4) for reading, count in right.items()}
+
+
+def _about(studio: Studio, cell: Cell) -> Line:
+    recipe = studio.recipe
+    where = torch.cuda.get_device_name() if studio.device.startswith("cuda") else "CPU"
+    return {
+        "recipe": cell.recipe,
+        "group": cell.group,
+        "scenario": recipe.scenario,
+        "backbone": recipe.backbone,
+        "fingerprint": studio.backbone.spec.fingerprint,
+        "subject": cell.subject,
+        "tasks": list(recipe.tasks),
+        "novel": list(recipe.novel),
+        "validation": studio.validation,
+        **asdict(cell.contestant),
+        "seed": cell.seed,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": {"device": where, "processor": _processor(), "cores": os.cpu_count()},
+        "versions": {
+            "anytimecl": anytimecl.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+    }
+
+
+def _processor() -> str:
+    """As the system calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+# -------------------------------------------------------------------------------------- all cells
+
+
+def run(
+    recipe: Recipe,
+    data: Path | None,
+    out: Path,
+    *,
+    device: str = "cpu",
+    seeds: Sequence[int] | None = None,
+    only: Sequence[str] = (),
+    jobs: int = 1,
+    validation: bool = False,
+) -> int:
+    """Every cell of a recipe that `out` does not hold; returns how many failed."""
+    done = {key_of(line) for line in read_lines(out) if "error" not in line}
+    left = [cell for cell in cells(recipe, seeds, only) if cell.key not in done]
+    tell(f"{recipe.name}: {len(left):,} runs to do")
+    if not left:
+        return 0
+    out.parent.mkdir(parents=True, exist_ok=True)
+    studio = Studio(recipe, data, device, validation)
+    studio.prepare()
+    failed = 0
+    for number, line in enumerate(_lines(studio, left, jobs), start=1):
+        with out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        failed += "error" in line
+        told = line.get("error") or f"{line['seconds']:.1f} s"
+        name = f"{recipe.name}: {line['name']}, {line['subject']}, seed {line['seed']}"
+        tell(f"[{number}/{len(left)}] {name}: {told}")
+    return failed
+
+
+def _lines(studio: Studio, left: Sequence[Cell], jobs: int) -> Iterator[Line]:
+    if jobs == 1:
+        yield from (_safely(studio, cell) for cell in left)
+        return
+    about = (studio.recipe, studio.data, studio.device, studio.validation)
+    with ProcessPoolExecutor(min(jobs, len(left)), get_context("spawn"), _begin, (about,)) as pool:
+        for future in as_completed([pool.submit(_in_worker, cell) for cell in left]):
+            yield future.result()
+
+
+def _safely(studio: Studio, cell: Cell) -> Line:
+    """A line in any case: what went wrong in one cell is no reason to end the others."""
+    try:
+        return run_cell(studio, cell)
+    except Exception as error:
+        tell(traceback.format_exc())
+        return {
+            "recipe": cell.recipe,
+            "group": cell.group,
+            "subject": cell.subject,
+            "name": cell.contestant.name,
+            "seed": cell.seed,
+            "error": f"{type(error).__name__}: {error}",
+        }
+
+
+_worker: list[Studio] = []  # of this process
+
+
+def _begin(about: tuple[Recipe, Path | None, str, bool]) -> None:
+    torch.set_num_threads(1)
+    _worker.append(Studio(*about))
+
+
+def _in_worker(cell: Cell) -> Line:
+    return _safely(_worker[0], cell)
+
+
+def read_lines(file: Path) -> list[Line]:
+    """The lines of a file of results; none where there is no file."""
+    if not file.exists():
+        return []
+    lines = []
+    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            lines.append(json.loads(text))
+        except ValueError as error:
+            raise StoreError(
+                f"{file}, line {number}, is not a line of results: {error}. Take it out to go on."
+            ) from error
+    return lines
+
+
+def key_of(line: Line) -> tuple[str, ...]:
+    """What a line is known by, as `Cell.key`."""
+    return tuple(str(line[item]) for item in ("recipe", "group", "subject", "name", "seed"))
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The program."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("recipe", type=Path, nargs="+")
+    parser.add_argument("--data", type=Path, help="folder of data sets: NAME.zip or NAME/")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench/results.jsonl"))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--group", default="subsets", help="data sets and model: see groups.toml")
+    parser.add_argument("--seeds", help="as 0,1,2; unless given: the recipe's")
+    parser.add_argument("--only", default="", help="methods, by name or kind, with commas")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--validation", action="store_true", help="never look at test images")
+    parser.add_argument("--per-class", type=int, help="training examples of each class, at most")
+    given = parser.parse_args(words)
+    failed = 0
+    try:
+        for file in given.recipe:
+            recipe = changed(read_recipe(file, given.group), per_class=given.per_class)
+            failed += run(
+                recipe,
+                given.data,
+                given.out,
+                device=given.device,
+                seeds=[int(seed) for seed in given.seeds.split(",")] if given.seeds else None,
+                only=[name for name in given.only.split(",") if name],
+                jobs=given.jobs,
+                validation=given.validation,
+            )
+    except AnytimeError as error:
+        tell(str(error))
+        return 2
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
