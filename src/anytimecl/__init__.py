@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anytimecl.classifier import AnytimeClassifier, LabelStats
+    from anytimecl.client import Client
     from anytimecl.errors import (
         AnytimeError,
         CheckpointError,
@@ -28,6 +29,7 @@ __all__ = [
     "AnytimeClassifier",
     "AnytimeError",
     "CheckpointError",
+    "Client",
     "ImageError",
     "LabelError",
     "LabelStats",
@@ -42,6 +44,7 @@ __all__ = [
 
 _HOME = {
     "classifier": ("AnytimeClassifier", "LabelStats"),
+    "client": ("Client",),
     "settings": ("Settings",),
     "student": ("Learned",),
     "learner": ("LearnerConfig",),

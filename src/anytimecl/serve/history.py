@@ -1,0 +1,106 @@
+"""Who was right before each lesson: what the page's chart and the metrics show.
+
+It lies beside the memory and holds numbers alone, no label and no image, so that what is forgotten
+leaves nothing here. Losing it costs the chart and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, NamedTuple
+
+FILE = "outcomes.csv"
+KEPT = 2_000  # lessons
+WINDOW = 50  # lessons that a running accuracy is taken over
+log = logging.getLogger("anytimecl.serve")
+
+
+class Outcome(NamedTuple):
+    """A lesson, and who had been right about it."""
+
+    example: int
+    right: bool  # the blend
+    tuned: bool
+    original: bool
+
+
+class History:
+    """The latest outcomes, in RAM and, where a folder is given, in a file.
+
+    >>> history = History(None)
+    >>> history.add(Outcome(1, True, False, True))
+    >>> history.accuracy()
+    (1.0, 0.0, 1.0)
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._latest: deque[Outcome] = deque(maxlen=KEPT)
+        self._lock = threading.Lock()
+        self._file: IO[str] | None = None
+        if folder is not None:
+            with suppress(OSError):  # a chart is not worth a failure
+                self._latest.extend(_read(folder / FILE))
+                _rewrite(folder / FILE, list(self._latest))
+                self._file = (folder / FILE).open("a", encoding="ascii")
+
+    def add(self, outcome: Outcome) -> None:
+        """One more."""
+        with self._lock:
+            self._latest.append(outcome)
+            if self._file is not None:
+                try:
+                    self._file.write(_line(outcome))
+                    self._file.flush()
+                except OSError as error:
+                    log.warning("the chart is no longer kept on disk: %s", error)
+                    self._file = None
+
+    def latest(self, count: int = KEPT) -> list[Outcome]:
+        """In the order of learning."""
+        with self._lock:
+            return list(self._latest)[-count:]
+
+    def accuracy(self) -> tuple[float, float, float] | None:
+        """Of blend, tuned and original before the update, over the last lessons."""
+        last = self.latest(WINDOW)
+        if not last:
+            return None
+        right, tuned, original = (
+            sum(item[place] for item in last) / len(last) for place in (1, 2, 3)
+        )
+        return right, tuned, original
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+
+def _line(outcome: Outcome) -> str:
+    return ",".join(str(int(value)) for value in outcome) + "\n"
+
+
+def _read(file: Path) -> list[Outcome]:
+    found: deque[Outcome] = deque(maxlen=KEPT)
+    if file.exists():
+        with file.open(encoding="ascii", errors="replace") as lines:
+            for line in lines:
+                with suppress(ValueError):  # a line cut short by a crash
+                    example, *who = (int(word) for word in line.split(","))
+                    if len(who) == 3:
+                        found.append(Outcome(example, *(bool(value) for value in who)))
+    return list(found)
+
+
+def _rewrite(file: Path, outcomes: list[Outcome]) -> None:
+    """So that it stays bounded however often the service is started."""
+    part = file.with_suffix(".part")
+    part.write_text("".join(_line(outcome) for outcome in outcomes), encoding="ascii")
+    os.replace(part, file)

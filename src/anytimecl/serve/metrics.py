@@ -1,0 +1,86 @@
+"""What Prometheus reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+if TYPE_CHECKING:
+    from anytimecl.serve.engine import Engine
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Metrics:
+    """A registry of its own: two services in one process do not meet."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Histogram(
+            "anytimecl_request_seconds", "From the head of a request to the end of its answer.",
+            ("method", "route", "status"), buckets=SECONDS, registry=registry,
+        )  # fmt: skip
+        self.refused = Counter(
+            "anytimecl_refused_total", "Requests turned away.", ("why",), registry=registry
+        )
+        self.batch_images = Histogram(
+            "anytimecl_encode_batch_images", "Images that met in the trunk.",
+            buckets=(1, 2, 4, 8, 16, 32), registry=registry,
+        )  # fmt: skip
+        self.encode = Histogram(
+            "anytimecl_encode_seconds", "The trunk, for a batch.",
+            buckets=SECONDS, registry=registry,
+        )  # fmt: skip
+        self.learn = Histogram(
+            "anytimecl_learn_seconds", "One lesson, from its turn to its being durable.",
+            buckets=SECONDS, registry=registry,
+        )  # fmt: skip
+        self.steps = Counter("anytimecl_steps_total", "Lessons of this process.", registry=registry)
+        self._queue = Gauge(
+            "anytimecl_queue", "What waits: images, and changes.", ("of",), registry=registry
+        )
+        self._examples = Gauge("anytimecl_examples", "Examples stored.", registry=registry)
+        self._labels = Gauge("anytimecl_labels", "Labels with an example.", registry=registry)
+        self._disk = Gauge("anytimecl_memory_bytes", "The memory on disk.", registry=registry)
+        self._resident = Gauge(
+            "anytimecl_resident_bytes", "RAM of this process.", registry=registry
+        )
+        self._accuracy = Gauge(
+            "anytimecl_accuracy_before_update",
+            "Share of the latest lessons that each model had right before it learned them.",
+            ("model",), registry=registry,
+        )  # fmt: skip
+        self._listeners = Gauge("anytimecl_listeners", "Pages that listen.", registry=registry)
+
+    def observe_batch(self, images: int, seconds: float) -> None:
+        """A batch went through the trunk."""
+        self.batch_images.observe(images)
+        self.encode.observe(seconds)
+
+    def text(self, engine: Engine) -> bytes:
+        """Everything, as of now."""
+        self._queue.labels("images").set(len(engine.encoder))
+        self._queue.labels("changes").set(len(engine.turns))
+        self._examples.set(len(engine.classifier))
+        self._labels.set(len(engine.classifier.labels))
+        self._disk.set(engine.disk_bytes())
+        self._resident.set(resident_bytes())
+        self._listeners.set(len(engine.broadcast))
+        accuracy = engine.history.accuracy()
+        if accuracy is not None:
+            for model, value in zip(("blend", "tuned", "original"), accuracy, strict=True):
+                self._accuracy.labels(model).set(value)
+        return generate_latest(self.registry)
+
+
+def resident_bytes() -> int:
+    """RAM of this process, where the system tells; else 0."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            pages = int(file.read().split()[1])
+    except OSError:
+        return 0
+    from resource import getpagesize
+
+    return pages * getpagesize()

@@ -1,0 +1,32 @@
+"""What a service allows. Everything that grows has a bound here or in `schemas`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Options:
+    """Limits of a service.
+
+    >>> Options().upload_bytes
+    33554432
+    """
+
+    upload_bytes: int = 32 * MIB  # one request
+    uploads_bytes: int = 256 * MIB  # all requests under way together
+    upload_seconds: float = 30.0  # for a whole body to arrive
+    header_seconds: float = 10.0  # for a whole head to arrive
+    send_seconds: float = 30.0  # for a client to take what it asked for
+    pixels: int = 50_000_000  # of one image
+    per_second: float = 100.0  # requests of one client, in the long run
+    burst: int = 200  # and at once
+    connections: int = 512
+    streams: int = 32  # of server-sent events
+    encode_batch: int = 8  # images in the trunk together
+    encode_waiting: int = 256  # images
+    learn_waiting: int = 64  # lessons and other changes
+    learn_seconds: float = 30.0  # that a change may wait for its turn
+    thumbnails: int = 60  # kept in RAM, of this session

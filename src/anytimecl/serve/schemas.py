@@ -1,0 +1,249 @@
+"""What requests and answers look like; the OpenAPI description is made from these."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from anytimecl.labels import LONGEST
+
+IMAGES = 32  # in one request
+LABELS = 2_000  # in one request
+KEY = r"^[!-~]{1,200}$"  # printable ASCII: it comes in a header
+SMALL_PNG = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEUlEQVR4nGM8IafIgA0wYRUdtBIAQ/0A/tZjNb4AAAAA"
+    "SUVORK5CYII="
+)
+
+# `clean_label` decides, and tells in words; this much can be said in a schema.
+_CONTROL = r"\x00-\x1f\x7f-\x9f"
+VISIBLE = rf"^[^{_CONTROL}]*[^\s{_CONTROL}][^{_CONTROL}]*$"
+
+Label = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=LONGEST,
+        examples=["tabby cat"],
+        json_schema_extra={"pattern": VISIBLE},
+    ),
+]
+Image = Annotated[
+    str,
+    Field(
+        min_length=1,
+        description="The bytes of an image file in base64, or a data: URL of them.",
+        json_schema_extra={"format": "byte"},
+    ),
+]
+Probability = Annotated[float, Field(ge=0, le=1.001)]
+
+
+class Asked(BaseModel):
+    """A request: nothing that it does not know."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class PredictAsked(Asked):
+    """Images to classify."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"images": [SMALL_PNG], "labels": ["cat", "dog"], "top_k": 2}]
+        }
+    )
+
+    images: list[Image] = Field(min_length=1, max_length=IMAGES)
+    labels: list[Label] | None = Field(
+        default=None, min_length=1, max_length=LABELS,
+        description="What to choose from; without it, every label learned so far.",
+    )  # fmt: skip
+    top_k: int = Field(
+        default=5, ge=1, le=LABELS, description="How many labels to tell, best first."
+    )
+    threshold: float = Field(
+        default=1.0, ge=0, le=1,
+        description='Above this mass on "none of these", that is the answer.',
+    )  # fmt: skip
+
+
+class LearnAsked(Asked):
+    """One labelled image."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"image": SMALL_PNG, "label": "tabby cat"}]}
+    )
+
+    image: Image
+    label: Label
+    candidates: list[Label] | None = Field(
+        default=None, min_length=1, max_length=LABELS,
+        description="What it is told apart from; without it, every label seen. It holds the label.",
+    )  # fmt: skip
+
+
+class ConsolidateAsked(Asked):
+    """How long to practise."""
+
+    epochs: int = Field(default=1, ge=1, le=100, description="How often to go through the memory.")
+
+
+class Score(BaseModel):
+    """What each model thinks of one label."""
+
+    label: str
+    blended: Probability
+    tuned: Probability | None = Field(description="null where no label was ever learned")
+    original: Probability
+
+
+class PredictionTold(BaseModel):
+    """The answer for one image."""
+
+    label: str = Field(examples=["tabby cat"], description='The likeliest, or "none of these".')
+    probability: Probability
+    none_of_these: Probability
+    spoke: Literal["tuned", "original"]
+    scores: list[Score] = Field(description="Best first.")
+
+
+class PredictTold(BaseModel):
+    """One answer for each image, in order."""
+
+    predictions: list[PredictionTold]
+
+
+class OutcomeTold(BaseModel):
+    """Who had been right before the lesson."""
+
+    blended: bool
+    tuned: bool
+    original: bool
+
+
+class LearnTold(BaseModel):
+    """The example is on disk."""
+
+    id: int
+    label: str
+    repeated: bool = Field(description="The key was known: nothing was learned again.")
+    before: OutcomeTold | None = Field(description="null for a repeated request")
+
+
+class ForgotTold(BaseModel):
+    """How many examples are gone."""
+
+    forgotten: int
+
+
+class LabelTold(BaseModel):
+    """A label, with estimates from examples scored just before they were learned."""
+
+    label: str
+    examples: int
+    tuned: float
+    original: float
+    weight: float = Field(description="Of the tuned model in the blend.")
+
+
+class LabelsTold(BaseModel):
+    """In order of first appearance."""
+
+    labels: list[LabelTold]
+
+
+class JobTold(BaseModel):
+    """Where a job stands."""
+
+    id: str
+    kind: Literal["consolidate"]
+    state: Literal["queued", "running", "done", "failed"]
+    done: int
+    steps: int = Field(description="0 while it is not known")
+    error: str | None
+
+
+class StatsTold(BaseModel):
+    """The service in numbers."""
+
+    version: str
+    model: str
+    examples: int
+    labels: list[LabelTold]
+    accuracy: dict[str, float] | None = Field(
+        description="Of blended, tuned and original before the update, over the latest lessons."
+    )
+    outcomes: list[list[int]] = Field(
+        description="Of the latest lessons: example; 1 where blended, tuned, original were right."
+    )
+    window: int
+    waiting_images: int
+    waiting_changes: int
+    job: JobTold | None
+
+
+class ExampleTold(BaseModel):
+    """A stored example. The memory keeps features, not images."""
+
+    id: int
+    label: str
+    thumbnail: bool = Field(description="Whether this session still has a small picture of it.")
+
+
+class ExamplesTold(BaseModel):
+    """Newest first."""
+
+    examples: list[ExampleTold]
+
+
+class HealthTold(BaseModel):
+    """In a word."""
+
+    status: Literal["ok"]
+
+
+class ProblemTold(BaseModel):
+    """An error, as RFC 9457 has it."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For the description: which problems a route may answer with."""
+    told: dict[int | str, dict[str, Any]] = {}
+    for status in sorted({*statuses, 400, 401, 403, 408, 429, 500, 503}):
+        headers = {}
+        if status in (429, 503):
+            headers["Retry-After"] = {
+                "description": "Seconds after which to ask again.",
+                "schema": {"type": "integer", "minimum": 1},
+            }
+        told[status] = {
+            "description": _WORDS[status],
+            "headers": headers,
+            "content": {
+                "application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemTold"}}
+            },
+        }
+    return told
+
+
+_WORDS = {
+    400: "The request cannot be read",
+    401: "A token is needed",
+    403: "The token, or the page that asks, may not do this",
+    404: "There is no such thing",
+    408: "The request came too slowly",
+    409: "Not now",
+    413: "Too large",
+    415: "Neither JSON nor multipart/form-data",
+    422: "The request makes no sense",
+    429: "Too many at once; nothing was taken on",
+    500: "An error inside the service",
+    503: "The service is stopping, or its disk or model fails",
+}

@@ -1,0 +1,90 @@
+"""One thread that does one thing after another, and says so when too many wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from anytimecl.serve.problems import Busy, Problem
+
+T = TypeVar("T")
+STOPPING = "The service is stopping; ask again when it is back."
+
+
+class Turns:
+    """Work in the order of arrival.
+
+    >>> turns = Turns("learner", waiting=2)
+    >>> turns.submit(lambda: 1 + 1).result()
+    2
+    >>> turns.close()
+    """
+
+    def __init__(self, name: str, waiting: int) -> None:
+        self._room = waiting
+        self._queue: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._seconds = 0.05  # that one turn takes, as of late
+        self._thread = threading.Thread(target=self._run, name=f"anytimecl-{name}", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def alive(self) -> bool:
+        """Whether work is still being done."""
+        return self._thread.is_alive() and not self._closing
+
+    @property
+    def wait(self) -> float:
+        """Seconds after which it may be worth asking again."""
+        return min(60.0, self._seconds * (len(self._queue) + 1))
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """The result to come. Cancelling it takes it out, unless its turn has come."""
+        future: Future[T] = Future()
+        with self._changed:
+            if self._closing:
+                raise Problem(503, STOPPING, retry_after=5)
+            if len(self._queue) >= self._room:
+                raise Busy("Too many changes wait for their turn; ask again later.", self.wait)
+            self._queue.append((future, work))
+            self._changed.notify()
+        return future
+
+    def close(self) -> None:
+        """Finish what waits, and end."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def refuse_waiting(self) -> None:
+        """Tell whoever waits to come back."""
+        with self._changed:
+            waiting, self._queue = list(self._queue), deque()
+        for future, _ in waiting:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(Problem(503, STOPPING, retry_after=5))
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closing)
+                if not self._queue:
+                    return
+                future, work = self._queue.popleft()
+            if future.set_running_or_notify_cancel():
+                began = time.monotonic()
+                try:
+                    future.set_result(work())
+                except BaseException as error:
+                    future.set_exception(error)
+                self._seconds += 0.1 * (min(time.monotonic() - began, 60.0) - self._seconds)
+            del future, work  # or the last one's tensors would stay until the next comes
