@@ -20,7 +20,7 @@ from random import Random
 import pytest
 from tests.helpers import LABELS, differing, knowledge, lesson, model, picture, settings
 
-from anytimecl import classifier as classifier_module
+from anytimecl import keeper
 from anytimecl.classifier import AnytimeClassifier
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="lives are forks
 
 def live(folder: Path) -> None:
     """Learn the endless stream from where the memory left off, and say so, until killed."""
-    classifier_module.CHECKPOINT_EVERY = 5  # so that death meets checkpoints too
+    keeper.CHECKPOINT_EVERY = 5  # so that death meets checkpoints too
     classifier = AnytimeClassifier.open(folder, model=model(), settings=settings())
     say(f"open {len(classifier)}")
     for number in itertools.count(len(classifier)):

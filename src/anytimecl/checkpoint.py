@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from anytimecl.errors import CheckpointError
 
 VERSION = 3
 MANIFEST, WEIGHTS = "manifest.json", "learner.safetensors"
-TRIES = 3  # how often an owner may save while a reader reads
+TRIES = 20  # how often an owner may save while a reader reads
+PAUSE = 0.01  # seconds between two of them
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Checkpoint:
 
 def save(checkpoint: Checkpoint, folder: Path) -> None:
     """Write it as `folder`, in place of an older one, so that a crash leaves one or the other."""
-    draft = folder.with_name(f".{folder.name}-new")
+    draft = _draft(folder)
     try:
         shutil.rmtree(draft, ignore_errors=True)  # of a crash
         draft.mkdir(parents=True)
@@ -73,13 +75,15 @@ def load_beside_owner(folder: Path) -> Checkpoint | None:
     """Like `load`, for a process that may change nothing while another one saves."""
     for attempt in range(TRIES):
         place = folder if folder.exists() else _old(folder)
-        if not place.exists():
-            continue  # between two renames, or not there
-        try:
-            return _read(place)
-        except CheckpointError:  # it may have been replaced halfway through reading
-            if attempt == TRIES - 1:
-                raise
+        if place.exists():
+            try:
+                return _read(place)
+            except CheckpointError:  # it may have been replaced halfway through reading
+                if attempt == TRIES - 1:
+                    raise
+        elif not _draft(folder).exists() and not folder.exists():
+            return None  # nor is anybody about to rename one into its place
+        time.sleep(PAUSE)
     return None
 
 
@@ -105,7 +109,10 @@ def _read(folder: Path) -> Checkpoint:
             tensors=load_file(folder / WEIGHTS),
             state=manifest["state"],
         )
-    except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
+    except CheckpointError:
+        raise
+    # A file that is replaced meanwhile gives a plain RuntimeError too: "unable to open file".
+    except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
             f"{folder} is not a whole checkpoint ({error}). Delete it: learning is repeated from "
             "the memory."
@@ -127,6 +134,10 @@ def _swap(draft: Path, folder: Path) -> None:
 def _finish_swap(folder: Path) -> None:
     if not folder.exists() and _old(folder).exists():
         _old(folder).rename(folder)
+
+
+def _draft(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}-new")
 
 
 def _old(folder: Path) -> Path:

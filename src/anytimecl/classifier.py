@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -21,12 +21,15 @@ from anytimecl import checkpoint as checkpoints
 from anytimecl.backbone import Backbone, Spec
 from anytimecl.backbone import load as load_backbone
 from anytimecl.blend import Opinions, blend, weights
-from anytimecl.codec import make_codec
+from anytimecl.checkpoint import Checkpoint
+from anytimecl.codec import ImageBytes, make_codec
+from anytimecl.codec.image import file_of
 from anytimecl.errors import AnytimeError, LabelError, StoreError
 from anytimecl.images import ImageSource, load_image
+from anytimecl.keeper import CHECKPOINT, Keeper
 from anytimecl.labels import clean_label, clean_labels
 from anytimecl.lock import TurnLock
-from anytimecl.memory import RamMemory, Store, StoreWarning, backup, open_memory
+from anytimecl.memory import RamMemory, Store, backup, open_memory
 from anytimecl.memory.database import FILE as MEMORY_FILE
 from anytimecl.prediction import Prediction, predictions
 from anytimecl.settings import Settings
@@ -34,8 +37,48 @@ from anytimecl.student import Learned, Progress, Student
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
-CHECKPOINT = "checkpoint"
-CHECKPOINT_EVERY = 256  # examples: what opening after a crash repeats at most
+KEPT_BYTES = 1 << 28  # of label vectors that stay from one question to the next
+
+
+class Forgotten(int):
+    """How many examples were forgotten, and whether the model kept nothing of them.
+
+    >>> gone = Forgotten(2, clean=True)
+    >>> gone == 2, gone.clean
+    (True, True)
+    """
+
+    clean: bool
+
+    def __new__(cls, examples: int, *, clean: bool) -> Self:
+        made = super().__new__(cls, examples)
+        made.clean = clean
+        return made
+
+
+class _Asked(NamedTuple):
+    """A question's labels, as given and as used, with their vectors [label, dim]."""
+
+    given: tuple[str, ...]
+    labels: list[str]
+    vectors: Tensor
+
+
+class _Guard(TurnLock):
+    """Remembers that a change was interrupted halfway."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.torn = False
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        with super().writing():
+            try:
+                yield
+            except BaseException:
+                self.torn = True
+                raise
 
 
 class LabelStats(NamedTuple):
@@ -61,18 +104,14 @@ class AnytimeClassifier:
         self.backbone = backbone
         self.memory = memory
         self.settings = settings
-        self._folder = folder
         self._codec = make_codec(settings.codec, backbone.spec, backbone.tail)
-        self._lock = TurnLock()  # guards the student
+        if isinstance(self._codec, ImageBytes):
+            self._codec.attach(self.encode)
+        self._lock = _Guard()  # guards the student
         self._learning = threading.Lock()  # one example at a time
-        self._writer = ThreadPoolExecutor(1, "anytimecl-checkpoint")
-        self._written: Future[None] | None = None
-        self._student = self._new_student()
-        load = checkpoints.load_beside_owner if memory.read_only else checkpoints.load
-        saved = None if folder is None else load(folder / CHECKPOINT)
-        if saved is not None:
-            self._student.restore(saved)
-        self._unsaved = self._student.replay()  # entries of the journal since the checkpoint
+        self._keeper = Keeper(folder, read_only=memory.read_only)
+        self._last_asked: _Asked | None = None
+        self._student = self._recovered(self._keeper.load())
 
     @classmethod
     def open(
@@ -131,7 +170,8 @@ class AnytimeClassifier:
         asked = self._asked(labels)
         opinions = self._opinions(tokens, asked)
         alpha = weights(self.settings.blend, opinions)
-        return predictions(asked, opinions, alpha, blend(self.settings.blend, opinions), threshold)
+        values = blend(self.settings.blend, opinions)
+        return predictions(asked.labels, opinions, alpha, values, threshold)
 
     def predict_proba(
         self, images: Any, labels: Sequence[str] | None = None
@@ -156,7 +196,7 @@ class AnytimeClassifier:
         makes a retry harmless: the same key teaches once.
         """
         label, chosen = _check(label, candidates)
-        return self._learn(self._record(image), label, chosen, key)
+        return self._known(key) or self._learn(self._record(image), label, chosen, key)
 
     def learn_tokens(
         self,
@@ -176,24 +216,29 @@ class AnytimeClassifier:
 
     def learn_many(
         self,
-        pairs: Iterable[tuple[ImageSource, str]],
+        examples: Iterable[tuple[ImageSource, str] | tuple[ImageSource, str, str | None]],
         *,
         report: Callable[[Learned | AnytimeError], None] | None = None,
     ) -> int:
-        """Learn one by one, in order; the next image is encoded while this one is learned.
+        """`learn_one` for each (image, label) or (image, label, key); returns how many.
 
-        With `report`, every result goes to it, and an image or label that cannot be used is
-        reported and left out; without it, the first such one raises, and all before it are kept.
+        The next image is encoded while this one is learned. With `report`, every result goes to it,
+        and an image or label that cannot be used is reported and left out; without it, the first
+        such one raises, and all before it are kept.
         """
 
-        def ready(pair: tuple[ImageSource, str]) -> tuple[bytes, str]:
-            return self._record(pair[0]), clean_label(pair[1])
+        def ready(example: tuple[Any, ...]) -> Callable[[], Learned]:
+            image, label, *rest = example
+            label, key = clean_label(label), rest[0] if rest else None
+            if (known := self._known(key)) is not None:
+                return lambda: known
+            record = self._record(image)
+            return lambda: self._learn(record, label, None, key)
 
         count = 0
-        for result in _one_ahead(pairs, ready):
+        for result in _one_ahead(examples, ready):
             try:
-                record, label = result()
-                learned = self._learn(record, label, None, None)
+                learned = result()()
             except AnytimeError as error:
                 if report is None or isinstance(error, StoreError):
                     raise
@@ -205,25 +250,37 @@ class AnytimeClassifier:
         return count
 
     def consolidate(self, epochs: int = 10, *, progress: Progress | None = None) -> None:
-        """Train offline over the whole memory; for any idle moment."""
+        """Train offline over the whole memory; for any idle moment.
+
+        All of it counts or, if it is interrupted, nothing. Predictions go on meanwhile, from what
+        was known before.
+        """
         if not isinstance(epochs, int) or epochs < 1:
             raise ValueError(f"epochs is a whole number from 1, not {epochs!r}.")
         with self._learning:
+            self.memory.check_writable()
             self._catch_up()
-            event = self.memory.record_event("consolidate", {"epochs": epochs})
-            self._unsaved += 1
-            self._student.consolidate(epochs, event, progress)
+
+            def note() -> None:
+                self.memory.record_event("consolidate", {"epochs": epochs})
+                self._keeper.unsaved += 1
+
+            self._student.consolidate(epochs, self.memory.last + 1, progress, note)
             self._save()
 
-    def forget(self, *, example_id: int | None = None, label: str | None = None) -> int:
+    def forget(self, *, example_id: int | None = None, label: str | None = None) -> Forgotten:
         """Remove an example, or every example of a label, for good; returns how many.
 
-        What the weights took from them stays until `rebuild`; `consolidate` wears it down.
+        What was learned since the last checkpoint is learned again without them, so the answer is
+        `clean` if that checkpoint is older than they are: then weights and estimates kept nothing.
+        Otherwise, and always without a folder, what they had taken stays until `rebuild`;
+        `consolidate` wears it down.
         """
         if (example_id is None) == (label is None):
             raise LabelError("Say what to forget: either example_id=... or label=...")
         with self._learning:
             self._catch_up()
+            saved = self._keeper.load()  # first, since it may be damaged
             if label is not None:
                 gone = [example for example, _ in self.memory.ids(clean_label(label))]
             else:
@@ -232,18 +289,24 @@ class AnytimeClassifier:
             count = self.memory.forget(gone)
             if example_id is not None and not count:
                 raise StoreError(f"There is no example {example_id}: it may be forgotten already.")
-            if count:
+            if not count:
+                return Forgotten(0, clean=True)
+            self._last_asked = None
+            if isinstance(self._codec, ImageBytes):
+                self._codec.clear()
+            if not self._keeper.keeps:
                 self._catch_up()
-                self._save()  # a later recovery must not look for what is gone
-        return count
+                return Forgotten(count, clean=False)
+            self._lock.torn = True  # an interrupt leaves it to the next call
+            # As after a crash: so the model is the same whether there is one here or not.
+            self._replace(self._recovered(saved))
+            self._keeper.replace(self._student.checkpoint)
+            return Forgotten(count, clean=saved is None or saved.event < min(gone))
 
     def rebuild(self, *, progress: Progress | None = None) -> None:
         """Learn everything in the memory again from the start, as if the forgotten never were."""
         with self._learning:
-            again = self._new_student()
-            again.replay(progress)
-            with self._lock.writing():
-                self._student = again
+            self._replace(self._recovered(None, progress))
             self._save()
 
     def __len__(self) -> int:
@@ -277,6 +340,7 @@ class AnytimeClassifier:
         if folder.exists() and any(folder.iterdir()):
             raise StoreError(f"{folder} is not empty: save into a new folder.")
         with self._learning:
+            self._catch_up()
             backup(self.memory, folder)
             checkpoints.save(self._student.checkpoint(), folder / CHECKPOINT)
 
@@ -291,12 +355,11 @@ class AnytimeClassifier:
         """Write a checkpoint and let go of the memory; a second call does nothing."""
         with self._learning:
             try:
-                if not self._settled() or self._unsaved:
+                self._keeper.settle()
+                if self._keeper.unsaved and not self._lock.torn:
                     self._save()
             finally:
-                self._folder = None
-                self._unsaved = 0
-                self._writer.shutdown()
+                self._keeper.close()
                 self.memory.close()
 
     def __enter__(self) -> Self:
@@ -310,27 +373,36 @@ class AnytimeClassifier:
     ) -> None:
         self.close()
 
-    def _asked(self, labels: Sequence[str] | None) -> list[str]:
-        asked = self.labels if labels is None else clean_labels(labels)
-        if not asked:
-            raise LabelError("Nothing is learned yet: say which labels to choose from.")
+    def _asked(self, labels: Sequence[str] | None) -> _Asked:
+        """The labels to choose from. A long list is often asked again, so the last one is kept."""
+        if labels is None:
+            given = tuple(self.labels)
+            if not given:
+                raise LabelError("Nothing is learned yet: say which labels to choose from.")
+        else:
+            given = tuple(labels if isinstance(labels, list | tuple) else clean_labels(labels))
+        last = self._last_asked
+        if last is not None and last.given == given:
+            return last
+        cleaned = clean_labels(given)
+        asked = _Asked(given, cleaned, self._student.embed(cleaned))
+        self._last_asked = asked if asked.vectors.nbytes <= KEPT_BYTES else None
         return asked
 
     @torch.no_grad()
-    def _opinions(self, tokens: Tensor, asked: list[str]) -> Opinions:
+    def _opinions(self, tokens: Tensor, asked: _Asked) -> Opinions:
         """Both models on the images."""
-        vectors = self._student.embed(asked)
         with self._lock.reading():
             student = self._student
-            records, overall = self._evidence(asked)
-            original = student.learner.original_logits(tokens, vectors).softmax(1)
+            records, overall = self._evidence(asked.labels)
+            original = student.learner.original_logits(tokens, asked.vectors).softmax(1)
             if not any(record.seen for record in records):
                 # Nothing learned may change an answer over labels never seen.
                 return Opinions(
                     original, original, original.new_zeros(len(original)), records, overall
                 )
-            rows = torch.tensor([student.rows.get(label, -1) for label in asked])
-            logits = student.learner.tuned_logits(tokens, vectors, rows.to(tokens.device))
+            rows = torch.tensor([student.rows.get(label, -1) for label in asked.labels])
+            logits = student.learner.tuned_logits(tokens, asked.vectors, rows.to(tokens.device))
             other = student.learner.other_logit.expand(len(logits), 1)
             none_of_these = torch.cat([logits, other], 1).softmax(1)[:, -1]
         return Opinions(logits.softmax(1), original, none_of_these, records, overall)
@@ -338,18 +410,29 @@ class AnytimeClassifier:
     def _evidence(self, labels: Sequence[str]) -> Any:
         """Copies of the labels' records and of the overall one."""
         estimates = self._student.estimates
-        records = [dataclasses.replace(estimates.of(label)) for label in labels]
+        found = [estimates.of(label) for label in labels]
+        records = [dataclasses.replace(record) if record.seen else record for record in found]
         return records, dataclasses.replace(estimates.overall)
 
     def _record(self, image: ImageSource) -> bytes:
-        return self._codec.encode(self.encode([image])[0])
+        if not isinstance(self._codec, ImageBytes):
+            return self._codec.encode(self.encode([image])[0])
+        load_image(image)  # says best what is wrong with it
+        record = self._codec.encode_image(file_of(image))
+        self._codec.decode([record])  # kept for the lesson, and no lock is held now
+        return record
+
+    def _known(self, key: str | None) -> Learned | None:
+        """What to say of a key that taught before."""
+        known = None if key is None else self.memory.has_key(key)
+        return None if known is None else Learned(known, right=True, tuned=True, original=True)
 
     def _learn(
         self, record: bytes, label: str, candidates: tuple[str, ...] | None, key: str | None
     ) -> Learned:
         with self._learning:
-            if key is not None and (known := self.memory.has_key(key)) is not None:
-                return Learned(known, right=True, tuned=True, original=True)
+            if (known := self._known(key)) is not None:
+                return known
             self._catch_up()
             student = self._student
             student.check(label, candidates or ())
@@ -358,38 +441,34 @@ class AnytimeClassifier:
             student.forget([event.data["example"] for event in evicted])
             learned = student.teach(example, label, record, candidates)
             student.event = self.memory.last
-            self._unsaved += 1
-            if self._unsaved >= CHECKPOINT_EVERY:
+            self._keeper.unsaved += 1
+            if self._keeper.due:
                 self._save(wait=False)
             return learned
 
-    def _new_student(self) -> Student:
-        return Student(self.backbone, self._codec, self.memory, self.settings, self._lock)
+    def _recovered(self, saved: Checkpoint | None, progress: Progress | None = None) -> Student:
+        """A student who has lived through the whole journal, the first part by a checkpoint."""
+        student = Student(self.backbone, self._codec, self.memory, self.settings, self._lock)
+        if saved is not None:
+            self.memory.admit_loss(saved.event)
+            student.restore(saved)
+        self._keeper.unsaved = student.replay(progress)
+        return student
+
+    def _replace(self, student: Student) -> None:
+        with self._lock.writing():
+            self._student = student
+        self._lock.torn = False
 
     def _catch_up(self) -> None:
         """Live through what the journal has and the student has not: an interrupted lesson."""
-        if self._student.event < self.memory.last:
+        if self._lock.torn:
+            self._replace(self._recovered(self._keeper.load()))
+        elif self._student.event < self.memory.last:
             self._student.replay()
 
-    def _save(self, wait: bool = True) -> None:
-        """A checkpoint, written beside learning unless it must be there at once."""
-        self._unsaved = 0
-        if self._folder is None or self.memory.read_only:
-            return
-        self._settled()
-        taken = self._student.checkpoint()
-        self._written = self._writer.submit(checkpoints.save, taken, self._folder / CHECKPOINT)
-        if wait:
-            written, self._written = self._written, None
-            written.result()
-
-    def _settled(self) -> bool:
-        """Wait for the checkpoint that is being written. If it fails, nothing learned is lost."""
-        written, self._written = self._written, None
-        error = None if written is None else written.exception()
-        if error is not None:
-            warnings.warn(str(error), StoreWarning, stacklevel=4)
-        return error is None
+    def _save(self, *, wait: bool = True) -> None:
+        self._keeper.save(self._student.checkpoint, wait=wait)
 
 
 def _check(label: str, candidates: Sequence[str] | None) -> tuple[str, tuple[str, ...] | None]:

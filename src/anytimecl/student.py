@@ -118,24 +118,36 @@ class Student:
         return learned
 
     @torch.no_grad()
-    def consolidate(self, epochs: int, event: int, progress: Progress | None = None) -> None:
-        """Offline training over all that was stored before `event`, whose number is the seed."""
+    def consolidate(
+        self,
+        epochs: int,
+        event: int,
+        progress: Progress | None = None,
+        done: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Offline training over all that was stored before `event`, whose number is the seed.
+
+        It is worked out on a copy and counts when all of it is there: nobody meets half of it, and
+        whatever interrupts it leaves everything as it was. `done` is called just before it counts.
+        """
         ids = [i for i, _ in self.memory.ids() if i < event]
         config = self.settings.learner
         size = min(config.offline_batch, len(ids))
         steps = epochs * -(-len(ids) // size) if ids else 0
-        optimiser = AdamW(self.learner.trainable(), config.weight_decay)
-        try:
-            for number, chosen in enumerate(_epochs(ids, size, epochs, Random(event))):
-                gradients = self._offline_gradients(chosen)
-                if not gradients:
-                    continue  # every record of the batch is damaged
-                with self.lock.writing():
-                    self.learner.apply_offline(gradients, optimiser, number / steps, size)
-                if progress is not None:
-                    progress(number + 1, steps)
-        finally:
-            self.event = event  # an interrupt ends it where it is
+        copy = Learner(self.backbone.spec, self.backbone.tail, config)
+        copy.restore(self.learner.state())
+        optimiser = AdamW(copy.trainable(), config.weight_decay)
+        for number, chosen in enumerate(_epochs(ids, size, epochs, Random(event))):
+            gradients = self._offline_gradients(chosen, copy)
+            if not gradients:
+                continue  # every record of the batch is damaged
+            copy.apply_offline(gradients, optimiser, number / steps, size)
+            if progress is not None:
+                progress(number + 1, steps)
+        done()
+        with self.lock.writing():
+            self.learner.restore(copy.state())
+            self.event = event
 
     def forget(self, examples: Iterable[int]) -> None:
         """Examples are gone; a label that has none left was never seen."""
@@ -255,8 +267,11 @@ class Student:
                 mask[i, [column[y] for y in (*some, name)]] = 0
         return Batch(tokens, target, vectors, rows, mask.to(device))
 
-    def _offline_gradients(self, chosen: Sequence[int]) -> dict[str, Tensor]:
+    def _offline_gradients(
+        self, chosen: Sequence[int], learner: Learner | None = None
+    ) -> dict[str, Tensor]:
         """The mean over an offline batch, worked out in chunks."""
+        learner = learner or self.learner
         total: dict[str, Tensor] = {}
         count = 0
         for start in range(0, len(chosen), OFFLINE_CHUNK):
@@ -266,7 +281,7 @@ class Student:
             names = [self._label_of[i] for i, _ in stored]
             sets = self.memory.candidates([i for i, _ in stored])
             batch = self._batch([r for _, r in stored], names, sets)
-            for name, gradient in self.learner.look_ahead(batch).gradients.items():
+            for name, gradient in learner.look_ahead(batch).gradients.items():
                 total[name] = total.get(name, 0) + gradient * len(stored)
             count += len(stored)
         return {name: gradient / count for name, gradient in total.items()}

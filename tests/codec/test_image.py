@@ -31,5 +31,5 @@ def test_a_model_is_needed_to_decode() -> None:
 
 
 def test_tokens_are_no_image() -> None:
-    with pytest.raises(ModelError, match="encode_image"):
+    with pytest.raises(ModelError, match="image itself"):
         ImageBytes().encode(torch.zeros(TOKENS, WIDTH))

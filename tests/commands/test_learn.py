@@ -221,11 +221,10 @@ def test_consolidate_goes_through_the_memory(
     np.testing.assert_array_equal(opinion(Path("m"), model, photos), after)
 
 
-def test_a_consolidation_that_was_stopped_is_done_when_the_memory_is_opened_next(
+def test_a_consolidation_that_is_stopped_changes_nothing(
     run: Run, learned: Path, photos: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(learned, "other")
-    assert run("consolidate", "--memory", "other", "--epochs", 3).exit_code == 0
+    before = opinion(learned, model, photos)
 
     def press(done: int, total: int, note: str = "") -> None:
         raise KeyboardInterrupt
@@ -234,10 +233,9 @@ def test_a_consolidation_that_was_stopped_is_done_when_the_memory_is_opened_next
         patch.setattr(_screen, "progress", lambda what: _Given(press))
         result = run("consolidate", "--memory", learned, "--epochs", 3)
     assert result.exit_code == 130
-    assert "Every example is kept" in result.stderr
-    np.testing.assert_array_equal(
-        opinion(learned, model, photos), opinion(Path("other"), model, photos)
-    )
+    assert "as it was before" in result.stderr
+    assert set(kinds_in(learned)) == {"learn"}
+    np.testing.assert_array_equal(opinion(learned, model, photos), before)
 
 
 class _Given:
@@ -279,6 +277,18 @@ def test_forget_one_example_then_rebuild(run: Run, learned: Path, photos: Path) 
     assert sum(labels_in(learned).values()) == 11
     result = run("rebuild", "--memory", learned)
     assert (result.exit_code, result.stdout) == (0, "Learned 11 examples again from the start.\n")
+
+
+def test_what_no_checkpoint_knows_is_forgotten_without_a_trace(
+    run: Run, learned: Path, photos: Path, model: Path
+) -> None:
+    shutil.rmtree(learned / "checkpoint")  # as after a crash in the first minutes
+    result = run("forget", "--memory", learned, "--label", "dog", "-y")
+    assert result.exit_code == 0, result.output
+    assert "the model kept nothing" in result.stdout
+    after = opinion(learned, model, photos)
+    assert run("rebuild", "--memory", learned).exit_code == 0
+    np.testing.assert_array_equal(opinion(learned, model, photos), after)
 
 
 def test_forget_asks_first(run: Run, learned: Path) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import os
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from anytimecl.codec._record import pack, unpack
 from anytimecl.errors import ModelError
+from anytimecl.images import ImageSource, load_image
+
+KEPT_BYTES = 1 << 28  # of tokens, so that what is practised often is not worked out every time
 
 
 class ImageBytes:
@@ -29,11 +38,15 @@ class ImageBytes:
     needs_image = True
 
     def __init__(self) -> None:
-        self._tokens_of: Callable[[list[bytes]], Tensor] | None = None
+        self._tokens_of: Callable[[list[ImageSource]], Tensor] | None = None
+        self._kept: OrderedDict[bytes, Tensor] = OrderedDict()  # by digest, oldest use first
+        self._bytes = 0
+        self._lock = threading.Lock()
 
-    def attach(self, tokens_of: Callable[[list[bytes]], Tensor]) -> None:
+    def attach(self, tokens_of: Callable[[list[ImageSource]], Tensor]) -> None:
         """Say how image files become tokens [image, token, width]."""
         self._tokens_of = tokens_of
+        self.clear()
 
     def encode_image(self, image: bytes) -> bytes:
         """The bytes of one image file to a record."""
@@ -42,7 +55,7 @@ class ImageBytes:
     def encode(self, tokens: Tensor) -> bytes:
         """Not possible: an image cannot be had from its tokens."""
         raise ModelError(
-            "The codec 'image' stores image files, not tokens: give the file to encode_image."
+            "The codec 'image' stores image files, not tokens: learn from the image itself."
         )
 
     def images(self, records: Sequence[bytes]) -> list[bytes]:
@@ -51,6 +64,46 @@ class ImageBytes:
 
     def decode(self, records: Sequence[bytes], device: torch.device | str = "cpu") -> Tensor:
         """Records to tokens [batch, token, width], through the trunk."""
+        return torch.stack([self._tokens(image) for image in self.images(records)]).to(device)
+
+    def clear(self) -> None:
+        """Keep nothing of any image."""
+        with self._lock:
+            self._kept.clear()
+            self._bytes = 0
+
+    def _tokens(self, image: bytes) -> Tensor:
+        """Alone: a trunk rounds an image otherwise beside others, and lessons are repeated."""
         if self._tokens_of is None:
             raise ModelError("The codec 'image' needs a model to read images: call attach first.")
-        return self._tokens_of(self.images(records)).to(device)
+        name = hashlib.sha256(image).digest()
+        with self._lock:
+            if name in self._kept:
+                self._kept.move_to_end(name)
+                return self._kept[name]
+        tokens = self._tokens_of([image])[0]
+        with self._lock:
+            if name not in self._kept:
+                self._kept[name] = tokens
+                self._bytes += tokens.nbytes
+            while self._bytes > KEPT_BYTES:
+                self._bytes -= self._kept.popitem(last=False)[1].nbytes
+        return tokens
+
+
+def file_of(source: ImageSource) -> bytes:
+    """The bytes of an image file: its own where there is one, else a PNG with the same pixels.
+
+    >>> file_of(b"as it came")
+    b'as it came'
+    """
+    if isinstance(source, bytes | bytearray | memoryview):
+        return bytes(source)
+    if isinstance(source, str | os.PathLike):
+        return Path(source).read_bytes()
+    if hasattr(source, "read") and hasattr(source, "seek"):
+        source.seek(0)
+        return bytes(source.read())
+    made = io.BytesIO()
+    load_image(source).save(made, "PNG")
+    return made.getvalue()

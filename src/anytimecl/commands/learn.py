@@ -251,10 +251,7 @@ def consolidate(
 
 
 def _consolidate(classifier: AnytimeClassifier, epochs: int) -> None:
-    told = (
-        "Stopped. Every example is kept. The memory has noted that it is to be consolidated: it "
-        "does so from the start when it is opened next."
-    )
+    told = "Stopped. What is known is as it was before."
     with _common.if_interrupted(told), _screen.progress("consolidate") as advance:
         classifier.consolidate(epochs, progress=advance)
     times = _screen.counted(epochs, "time")
@@ -293,7 +290,8 @@ def forget(
 ) -> None:
     """Remove one example, or every example of a label, for good.
 
-    What the weights took from them stays until a rebuild.
+    What was learned since the last checkpoint is learned again without them. What an older
+    checkpoint took from them stays in the weights until a rebuild.
     """
     if (example is None) == (label is None):
         raise typer.BadParameter("Say what to forget: --example or --label.")
@@ -301,15 +299,17 @@ def forget(
     if not yes:
         typer.confirm(f"Forget {what} for good?", abort=True)
     with _common.owning(memory, model) as classifier:
-        classifier.forget(example_id=example, label=label)
+        gone = classifier.forget(example_id=example, label=label)
         typer.echo(f"Forgot {what}.")
         if again:
             _rebuild(classifier)
-    if not again:
-        typer.echo(
-            "What the weights took from it stays until `anytimecl rebuild`; "
-            "`anytimecl consolidate` wears it down."
-        )
+        elif gone.clean:
+            typer.echo("What came after was learned again without it: the model kept nothing.")
+        else:
+            typer.echo(
+                "What the model took from it stays until `anytimecl rebuild`; "
+                "`anytimecl consolidate` wears it down."
+            )
 
 
 def _to_be_forgotten(memory: Path, example: int | None, label: str | None) -> str:

@@ -72,7 +72,7 @@ def copy(
     The copy is a memory like any other.
     """
     from anytimecl import checkpoint as checkpoints
-    from anytimecl.classifier import CHECKPOINT
+    from anytimecl.keeper import CHECKPOINT
     from anytimecl.memory import backup, open_memory
 
     with open_memory(folder, read_only=True) as store:

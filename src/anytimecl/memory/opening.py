@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 from anytimecl.errors import StoreError
 from anytimecl.memory import schema
-from anytimecl.memory.contract import StoreWarning
 from anytimecl.memory.database import (
     FILE,
     Durability,
@@ -104,28 +102,10 @@ def _open_owned(
             acknowledge=mark.put,
             release=release,
         )
-        _admit_loss(store, promised)
+        store.admit_loss(promised)
         mark.put(store.last)
         opened.pop_all()
     return store
-
-
-def _admit_loss(store: Store, promised: int) -> None:
-    """Say which numbers are gone, in the journal too, and never give them out again."""
-    first = store.last + 1
-    if promised < first:
-        return
-    store.lost = first, promised
-    warnings.warn(
-        f"The memory in {store.path and store.path.parent} has lost its events {first} to "
-        f"{promised}, and the examples with these numbers: its write-ahead log was cut short. "
-        "Everything before them is intact.",
-        StoreWarning,
-        stacklevel=4,
-    )
-    if not store.read_only:
-        store.last = promised
-        store.record_event("lost", {"first": first, "last": promised})
 
 
 def _open_read_only(path: Path, cache_bytes: int) -> Store:
@@ -145,6 +125,6 @@ def _open_read_only(path: Path, cache_bytes: int) -> Store:
                 "writing, which brings it up to date."
             )
         store = Store(db, path, read_only=True, cache_bytes=cache_bytes)
-        _admit_loss(store, promised)
+        store.admit_loss(promised)
         opened.pop_all()
     return store

@@ -102,8 +102,7 @@ class Store:
     def writing(self) -> Iterator[sqlite3.Connection]:
         """A transaction: acknowledged when the block ends, undone if it raises."""
         with self.lock, telling(self.path):
-            if self.read_only:
-                raise StoreError("The memory was opened for reading only: open it without that.")
+            self.check_writable()
             db, stream = self.db, self.records.stream
             before = self.last, stream.end, stream.extents
             try:
@@ -118,6 +117,32 @@ class Store:
                 raise
             if self.last != before[0]:
                 self._acknowledge(self.last)
+
+    def check_writable(self) -> None:
+        """StoreError if nothing may be written; before work whose result could not be kept."""
+        if self.read_only:
+            raise StoreError("The memory was opened for reading only: open it without that.")
+
+    def admit_loss(self, promised: int) -> None:
+        """Something outside knows of an event `promised`: if there is none, say what is gone.
+
+        Its number, and those before it, are never given out again.
+        """
+        with self.reading():
+            first = (self.journal.last() if self.read_only else self.last) + 1
+        if promised < first:
+            return
+        self.lost = first, promised
+        warnings.warn(
+            f"The memory in {self.path and self.path.parent} has lost its events {first} to "
+            f"{promised}, and the examples with these numbers: its write-ahead log was cut short. "
+            "Everything before them is intact.",
+            StoreWarning,
+            stacklevel=5,
+        )
+        if not self.read_only:
+            self.last = promised
+            self.record_event("lost", {"first": first, "last": promised})
 
     def add(self, row: Row) -> int:
         """Store one example, inside a transaction."""
