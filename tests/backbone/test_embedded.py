@@ -14,11 +14,12 @@ from onnx import numpy_helper
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from anytimecl import tail
-from anytimecl.backbone import Backbone
+from anytimecl import AnytimeClassifier, tail
+from anytimecl.backbone import Backbone, load
 from anytimecl.backbone import embedded as package
 from anytimecl.backbone.embedded import assemble, fetch, weights
-from anytimecl.errors import ModelError
+from anytimecl.backbone.trunk import TorchTrunk
+from anytimecl.errors import ModelError, StoreError
 
 pytestmark = pytest.mark.real
 
@@ -152,6 +153,50 @@ def test_transformers_reads_the_folder(
     with torch.no_grad():
         theirs = model(embedded.pixels(images)).image_embeds
     assert torch.allclose(float_embeds, theirs, rtol=0, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def floating() -> Backbone:
+    return load("embedded-float")
+
+
+def test_the_folder_loads_as_any_other_model(
+    float_embeds: Tensor, embedded: Backbone, floating: Backbone, images: list[Image.Image]
+) -> None:
+    backbone = load(package.folder())
+    ours = tail.embed(backbone.tail, backbone.spec.tail, backbone.encode(images))
+    assert torch.allclose(ours, float_embeds, rtol=0, atol=1e-4)
+    assert torch.equal(backbone.encode(images[:1]), floating.encode(images[:1]))
+    for same in ("preprocess", "tail", "tokens", "dim", "logit_scale", "logit_bias"):
+        assert getattr(backbone.spec, same) == getattr(embedded.spec, same)
+    names = ["tabby cat", "a name that no table knows"]
+    assert backbone.text is not None
+    assert embedded.text is not None
+    assert torch.equal(backbone.text(names), embedded.text(names))
+
+
+def test_the_two_kinds_of_trunk_are_two_models(
+    embedded: Backbone, floating: Backbone, images: list[Image.Image], tmp_path: Path
+) -> None:
+    int8 = tail.embed(embedded.tail, embedded.spec.tail, embedded.encode(images))
+    floats = tail.embed(floating.tail, floating.spec.tail, floating.encode(images))
+    assert torch.cosine_similarity(int8, floats).min() < 0.99  # why they must not be mixed
+    assert floating.spec.fingerprint != embedded.spec.fingerprint
+    assert (floating.spec.name, embedded.spec.name) == ("embedded-float", "embedded")
+    for backbone, other in ((floating, embedded), (embedded, floating)):
+        folder = tmp_path / backbone.spec.name
+        with AnytimeClassifier.open(folder, model=backbone) as made:
+            made.learn_one(images[0], "shapes")
+        with pytest.raises(StoreError, match=f"'{backbone.spec.name}'.*Open it with that model"):
+            AnytimeClassifier.open(folder, model=other)
+        with AnytimeClassifier.open(folder, model=backbone.spec.name) as again:
+            assert len(again) == 1
+
+
+def test_other_devices_than_a_cpu_get_the_float_trunk(embedded: Backbone) -> None:
+    elsewhere = load("embedded", device="meta")  # a device that every machine has
+    assert isinstance(elsewhere.trunk, TorchTrunk)
+    assert elsewhere.spec == load("embedded-float").spec
 
 
 def test_the_folder_is_what_its_manifest_says(embedded: Backbone) -> None:

@@ -19,6 +19,7 @@ from tests.backbone import tiny
 
 from anytimecl import tail
 from anytimecl.backbone import Backbone, ModelCard, hub, list_models, load
+from anytimecl.backbone.embedded import assemble
 from anytimecl.backbone.spec import Spec
 from anytimecl.backbone.trunk import TorchTrunk
 from anytimecl.errors import ImageError, ModelError
@@ -246,6 +247,30 @@ def test_image_only_models_say_so(folders: dict[str, Path]) -> None:
     assert backbone.text is None
     with pytest.raises(ModelError, match="images only"):
         backbone.embed_labels(["cat"])
+
+
+@pytest.mark.parametrize("tail_blocks", [1, 3])
+def test_an_image_tower_of_clip_loads_alone(tmp_path: Path, tail_blocks: int) -> None:
+    folder = tiny.clip_vision(tmp_path / "tower")
+    backbone = load(folder, tail_blocks=tail_blocks)
+    pixels = some_pixels(backbone)
+    model = transformers.CLIPVisionModelWithProjection.from_pretrained(folder).eval()
+    with torch.no_grad():
+        expected = model(pixels).image_embeds
+    assert (features(backbone, pixels) - expected).abs().max() < 1e-4
+    with pytest.raises(ModelError, match="images only and cannot embed labels"):
+        backbone.embed_labels(["cat"])
+
+
+def test_a_text_side_of_another_version_is_refused(tmp_path: Path) -> None:
+    folder = tiny.clip_vision(tmp_path / "tower")
+    (folder / "text.safetensors").write_bytes(b"")
+    (folder / "manifest.json").write_text(json.dumps({"weights": "older"}))
+    with pytest.raises(ModelError, match="another version"):
+        load(folder)
+    (folder / "manifest.json").write_text(json.dumps({"weights": assemble.identity()}))
+    with pytest.raises(ModelError, match="damaged"):
+        load(folder)
 
 
 @pytest.mark.parametrize("count", [0, -1, 4, True, 1.0, "1"])

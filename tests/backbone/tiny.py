@@ -13,6 +13,8 @@ from transformers import (
     CLIPConfig,
     CLIPModel,
     CLIPTokenizer,
+    CLIPVisionConfig,
+    CLIPVisionModelWithProjection,
     Dinov2Config,
     Dinov2Model,
     Dinov2WithRegistersConfig,
@@ -56,6 +58,16 @@ def clip(folder: Path, *, seed: int = 0, dim: int = 24, **vision: Any) -> Path:
         resample=3,
         size={"shortest_edge": 32},
     )
+
+
+def clip_vision(folder: Path, *, seed: int = 0) -> Path:
+    """An image tower of CLIP with its projection, and no text side."""
+    config = CLIPVisionConfig(
+        hidden_size=32, num_hidden_layers=BLOCKS, num_attention_heads=4, intermediate_size=64,
+        image_size=32, patch_size=8, projection_dim=24,
+    )  # fmt: skip
+    _save(CLIPVisionModelWithProjection(config), folder, seed)
+    return folder
 
 
 def siglip(folder: Path, *, seed: int = 0, **vision: Any) -> Path:

@@ -37,9 +37,11 @@ def test_the_embedded_model_is_exported_from_its_float_weights(
 
     from anytimecl.cli import app
 
-    result = CliRunner().invoke(app, ["export", "--to", str(tmp_path / "trunk.onnx")])
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "trunk.onnx").stat().st_size > 300e6
+    for words, size in (((), 315e6), (("--int8",), 82e6)):
+        result = CliRunner().invoke(app, ["export", "--to", str(tmp_path / "trunk.onnx"), *words])
+        assert result.exit_code == 0, result.output
+        assert "embedded-float" in result.stdout
+        assert abs((tmp_path / "trunk.onnx").stat().st_size - size) < 5e6
 
 
 def test_refused_before_a_model_is_loaded(run: Run, tmp_path: Path) -> None:

@@ -118,6 +118,7 @@ class ModelCard:
     family: str
     about: str
     templates: tuple[str, ...] | None = None  # None: the family's own
+    in_float: bool = False  # of the embedded model: its float trunk, also on a CPU
 
 
 def list_models() -> list[ModelCard]:
@@ -180,7 +181,7 @@ def _load_hub(card: ModelCard, tail_blocks: int, device: str) -> Backbone:
 def _load_embedded(card: ModelCard, tail_blocks: int, device: str) -> Backbone:
     from anytimecl.backbone import embedded
 
-    backbone: Backbone = embedded.load(tail_blocks, device)
+    backbone: Backbone = embedded.load(tail_blocks, device, in_float=card.in_float)
     return backbone
 
 

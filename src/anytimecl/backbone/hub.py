@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anytimecl.backbone import Backbone, ModelCard, preprocess
+from anytimecl.backbone import Backbone, ModelCard, TextEncoder, embedded, preprocess
 from anytimecl.backbone.spec import Preprocess, Spec, TailSpec
 from anytimecl.backbone.text import HubText, LabelCache
 from anytimecl.backbone.trunk import TorchTrunk
@@ -46,6 +46,7 @@ _TOKENIZER_FILES = [
     "added_tokens.json", "merges.txt", "special_tokens_map.json", "spiece.model",
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json",
 ]  # fmt: skip
+_TEXT_FILES = [*_TOKENIZER_FILES, *embedded.TEXT_FILES]
 _LOCAL: Any = {"local_files_only": True, "trust_remote_code": False}  # no network, no foreign code
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _FETCHED = [
@@ -65,15 +66,18 @@ def load(card: ModelCard, tail_blocks: int, device: str) -> Backbone:
     found = _named(name, family, vision.last + 1, files)
     trunk, tail, logits = _weights(name, family, vision, prep, found)
     grid = trunk["positions"].shape[0]
+    dim = len(tail.get("visual_projection.weight", range(vision.width)))
+    text, scale = _text(name, folder, family, config, dim, device)
+    if "logit_scale" in logits:
+        scale = math.exp(logits["logit_scale"])
     spec = Spec(
         name=name,
         family=family["family"],
         preprocess=prep,
         tail=vision,
         tokens=grid + (len(trunk["prefix"][0]) if "prefix" in trunk else 0),
-        dim=len(tail.get("visual_projection.weight", range(vision.width))),
-        # A model of images only has no scale of its own; what is put on top of it brings one.
-        logit_scale=math.exp(logits["logit_scale"]) if "logit_scale" in logits else 1.0,
+        dim=dim,
+        logit_scale=scale,
         # SigLIP's. It adds the same to every candidate, so a softmax over candidates drops it; it
         # is kept for whoever wants the model's own sigmoid.
         logit_bias=logits.get("logit_bias", 0.0),
@@ -83,7 +87,7 @@ def load(card: ModelCard, tail_blocks: int, device: str) -> Backbone:
         spec=spec,
         trunk=TorchTrunk({name: value.to(device) for name, value in trunk.items()}, vision),
         tail={name: value.to(device) for name, value in tail.items()},
-        text=_text(name, folder, family, config, spec.dim, device),
+        text=text,
         templates=card.templates or tuple(family["templates"]),
         label_cache=LabelCache.of_user(),
     )
@@ -326,8 +330,8 @@ def _fit(name: str, positions: Tensor, grid: tuple[int, int], how: str) -> Tenso
 def _digest(folder: Path, weight_files: list[Path]) -> str:
     """Of everything that images or labels pass through: all weights, and the tokeniser."""
     digest = hashlib.sha256()
-    tokenizer = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
-    for file in (*weight_files, *tokenizer):
+    text = [folder / name for name in _TEXT_FILES if (folder / name).is_file()]
+    for file in (*weight_files, *text):
         with file.open("rb") as stream:
             content = hashlib.file_digest(stream, "sha256").hexdigest()
         digest.update(f"{file.name} {content}\n".encode())
@@ -339,10 +343,23 @@ def _digest(folder: Path, weight_files: list[Path]) -> str:
 
 def _text(
     name: str, folder: Path, family: Mapping[str, Any], config: Any, dim: int, device: str
-) -> HubText | None:
+) -> tuple[TextEncoder | None, float]:
+    """The text side, and its logit scale where it has one beside the weights.
+
+    A model of images only has no scale of its own; what is put on top of it brings one.
+    """
     table = family["text"]
     if table is None:
-        return None
+        return None, 1.0
+    if table == "embedded":  # an image tower alone, which the embedded model gave a text side
+        text, scale = embedded.text_side(folder)
+        return (None, 1.0) if text is None else (text, scale)
+    return _tower(name, folder, table, config, dim, device), 1.0
+
+
+def _tower(
+    name: str, folder: Path, table: Mapping[str, Any], config: Any, dim: int, device: str
+) -> HubText:
     if not any((folder / file).is_file() for file in _VOCABULARIES):
         raise ModelError(f"{name} has no tokeniser: none of {', '.join(_VOCABULARIES)}.")
     shape = config.text_config

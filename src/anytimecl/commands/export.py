@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from anytimecl.commands import _common, _screen
-
-if TYPE_CHECKING:
-    from anytimecl.backbone import Backbone
 
 
 def register(main: typer.Typer) -> None:
@@ -30,28 +26,22 @@ def export(
 ) -> None:
     """Write the frozen part of a model, from pixels to tokens, as ONNX.
 
-    It is compared with torch before it is put in its place.
+    It is compared with torch before it is put in its place. In Python,
+    `with_onnx(load(MODEL), FILE)` of `anytimecl.backbone.export` is the model with it.
     """
     _common.writable(to, "--to")
     from anytimecl.backbone.export import export_trunk
 
-    made = export_trunk(_in_torch(_common.load_model(model)), to, "int8" if int8 else "fp32")
+    # The embedded model runs as ONNX by itself; its float weights are a model beside it.
+    model = "embedded-float" if model == _common.EMBEDDED else model
+    made = export_trunk(_common.load_model(model), to, "int8" if int8 else "fp32")
     _screen.show_facts(
         [
             ("file", f"{made.file} ({_screen.size(made.file.stat().st_size)})"),
+            ("model", model),
             ("precision", made.precision),
             ("largest difference", f"{made.max_difference:.2g}"),
             ("relative difference", f"{made.relative_difference:.2g}"),
+            ("features' cosine", f"{made.cosine:.4f} at least"),
         ]
     )
-
-
-def _in_torch(backbone: Backbone) -> Backbone:
-    """The embedded model runs as ONNX by itself, and has its float weights beside that."""
-    from anytimecl.backbone import embedded
-    from anytimecl.backbone.embedded.weights import float_trunk
-
-    if backbone.spec.name != _common.EMBEDDED:
-        return backbone
-    trunk = float_trunk(embedded.folder(), backbone.spec.tail, "cpu")
-    return dataclasses.replace(backbone, trunk=trunk)

