@@ -119,8 +119,8 @@ def show(task: str, lines: list[dict[str, float]]) -> None:
     for name, values in mean.items():
         table.add_row(name, *(f"{v:.1f}" for v in values), f"{np.mean(values):.1f}")
     better = np.maximum(mean["tuned"], mean["original"])
-    gaps = np.array(mean["paired"]) - better
-    table.add_row("paired - better", *(f"{g:+.1f}" for g in gaps), f"{gaps.mean():+.1f}")
+    gaps = np.array(mean["gated"]) - better
+    table.add_row("gated - better", *(f"{g:+.1f}" for g in gaps), f"{gaps.mean():+.1f}")
     Console(width=100).print(table)
 
 

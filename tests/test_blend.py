@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from random import Random
@@ -135,7 +136,7 @@ def alpha_by_hand(name: str, image: int, label: int) -> float:
     """The tuned model's weight, before labels never seen lose it."""
     record = RECORDS[label]
     match name:
-        case "paired":
+        case "paired" | "gated":
             return paired_by_hand(record)
         case "ocw":
             return ocw_by_hand(record.tuned, record.original)
@@ -154,7 +155,7 @@ def alpha_by_hand(name: str, image: int, label: int) -> float:
     raise AssertionError(name)
 
 
-@pytest.mark.parametrize("name", BLENDS)
+@pytest.mark.parametrize("name", sorted(BLENDS.keys() - {"gated"}))
 def test_every_blend_by_hand(name: str) -> None:
     blended = blend(name, OPINIONS)
     for image in range(2):
@@ -164,6 +165,36 @@ def test_every_blend_by_hand(name: str) -> None:
                 alpha = 0.0
             expected = alpha * TUNED[image][label] + (1 - alpha) * ORIGINAL[image][label]
             assert blended[image, label].item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_gate_by_hand() -> None:
+    """Three seen labels of 7/3 examples each share what odds of their own say, the fourth stays."""
+    trust = 5 / (5 + (4 + 2 + 1) / 3)
+    for image, values in enumerate(blend("gated", OPINIONS).tolist()):
+        tuned, original = TUNED[image], ORIGINAL[image]
+        odds_tuned = sum(tuned[:3]) / tuned[3]
+        odds_original = sum(original[:3]) / original[3]
+        mass = sum(original[:3]) * (odds_tuned / odds_original) ** trust
+        mixed = []
+        for label in range(3):
+            alpha = paired_by_hand(RECORDS[label])
+            mixed.append(alpha * tuned[label] + (1 - alpha) * original[label])
+        shared = [min(1.0, mass) * value / sum(mixed) for value in mixed]
+        assert values == pytest.approx([*shared, original[3]], abs=1e-12)
+
+
+def test_the_gate_leaves_seen_labels_alone_among_themselves() -> None:
+    """With no unseen label beside them they share everything, in the same proportions."""
+    three = [p[:, :3] / p[:, :3].sum(1, keepdim=True) for p in (OPINIONS.tuned, OPINIONS.original)]
+    opinions = Opinions(*three, OPINIONS.other, RECORDS[:3], OVERALL)
+    paired, gated = blend("paired", opinions), blend("gated", opinions)
+    torch.testing.assert_close(gated, paired / paired.sum(1, keepdim=True))
+
+
+def test_with_many_examples_the_gate_opens_as_far_as_the_original_model_says() -> None:
+    records = [Record(seen=10**9, tuned_alone=3.0)] * 3 + [Record()]
+    opinions = dataclasses.replace(OPINIONS, records=records)
+    torch.testing.assert_close(blend("gated", opinions).sum(1), torch.ones(2, dtype=torch.float64))
 
 
 def test_the_numbers_above_tell_the_blends_apart() -> None:

@@ -6,6 +6,7 @@ Every blend gives each label a weight `alpha` for the tuned model,
 
 and `alpha` is 0 for a label never seen: such a label keeps exactly the original model's
 probability. The weights differ from label to label, so the blended values need not sum to one.
+The default goes one step further: what it gives to all seen labels together is gated.
 
 What is known about each model comes from examples scored just before they were learned.
 """
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 EPSILON = 1e-8
+TINY = 1e-30
 ETA = 0.99  # memory of the estimates: about the last hundred examples of a label
 
 
@@ -114,7 +116,8 @@ Weights = Callable[[Opinions], Tensor]  # [label] or [image, label]; unseen labe
 def blend(name: str, opinions: Opinions) -> Tensor:
     """Probabilities [image, label]."""
     alpha = weights(name, opinions)
-    return alpha * opinions.tuned + (1 - alpha) * opinions.original
+    mixed = alpha * opinions.tuned + (1 - alpha) * opinions.original
+    return gate(mixed, opinions) if name == "gated" else mixed
 
 
 def weights(name: str, opinions: Opinions) -> Tensor:
@@ -124,8 +127,34 @@ def weights(name: str, opinions: Opinions) -> Tensor:
     return alpha if name == "tuned" else torch.where(opinions.seen, alpha, 0.0)
 
 
+def gate(mixed: Tensor, opinions: Opinions, few: float = 5.0) -> Tensor:
+    """Share out among seen labels only what belongs to them, [image, label].
+
+    Whoever learns many examples of some labels forgets that there are others: the tuned model
+    comes to give the seen labels everything. With few examples each, its odds of seen against
+    unseen labels are the better ones; with many, the original model's are.
+    """
+    seen = opinions.seen
+    if not seen.any():
+        return mixed
+    trust = few / (few + opinions.column(lambda record: record.seen)[seen].mean())
+    change = _odds(opinions.tuned, seen) - _odds(opinions.original, seen)
+    mass = (_total(opinions.original, seen).log() + trust * change).clamp(max=0.0).exp()
+    return torch.where(seen, mass * mixed / _total(mixed, seen), opinions.original)
+
+
+def _odds(probabilities: Tensor, seen: Tensor) -> Tensor:
+    """Log-odds [image, 1] of all seen labels against all unseen ones."""
+    return _total(probabilities, seen).log() - _total(probabilities, ~seen).log()
+
+
+def _total(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """[image, 1], never quite zero."""
+    return (probabilities * labels).sum(1, keepdim=True).clamp_min(TINY)
+
+
 def paired(opinions: Opinions, prior: float = 20.0, share: float = 10.0) -> Tensor:
-    """The default: trust whoever was right when the two disagreed.
+    """The default's weights: trust whoever was right when the two disagreed.
 
     Examples on which both are right, or both wrong, say nothing about whom to trust. The rest are
     counted, per label and over all labels; the overall share, which starts `prior` to one for the
@@ -180,6 +209,7 @@ def original_only(opinions: Opinions) -> Tensor:
 
 
 BLENDS: dict[str, Weights] = {
+    "gated": paired,
     "paired": paired,
     "ocw": ocw,
     "ocw_other": ocw_other,

@@ -155,15 +155,7 @@ class Learner:
         """Forward and backward; nothing changes, so predictions may go on meanwhile."""
         leaves = {name: p.detach().requires_grad_() for name, p in self.trainable().items()}
         with torch.enable_grad():
-            vectors = _shifted(batch.vectors, leaves.get("classifier", self.shifts), batch.rows)
-            logits = self._logits({**self.params, **leaves}, batch.tokens, vectors)
-            if batch.mask is not None:
-                logits = logits + batch.mask
-            other = self.spec.logit_scale * leaves["other"]
-            soft = (self.config.scale or self.spec.logit_scale) / self.spec.logit_scale
-            loss = anytime_loss(
-                soft * logits, soft * other, batch.target, self.config.beta, batch.weight
-            )
+            loss, logits = self._loss(leaves, batch)
             found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         # A key bias cannot change a softmax over keys: what it has for a gradient is rounding.
         gradients = {
@@ -172,6 +164,18 @@ class Learner:
             if gradient is not None and not name.endswith("k_proj.bias")
         }
         return Update(logits.detach(), gradients)
+
+    def _loss(self, leaves: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss [] of a batch under trainable values, and its logits [example, label]."""
+        vectors = _shifted(batch.vectors, leaves.get("classifier", self.shifts), batch.rows)
+        logits = self._logits({**self.params, **leaves}, batch.tokens, vectors)
+        if batch.mask is not None:
+            logits = logits + batch.mask
+        other = self.spec.logit_scale * leaves["other"]
+        soft = (self.config.scale or self.spec.logit_scale) / self.spec.logit_scale
+        scaled, scaled_other = soft * logits, soft * other
+        loss = anytime_loss(scaled, scaled_other, batch.target, self.config.beta, batch.weight)
+        return loss, logits
 
     def apply(self, update: Update, count: Tensor | None = None) -> None:
         """The online step; its number, `count` [], is given where it lives on the device."""
