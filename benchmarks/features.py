@@ -1,6 +1,8 @@
-"""Tokens of the data sets that benchmarks use, from the cache of `anytimecl.bench.features`.
+"""Tokens of the data sets that benchmarks use.
 
     python -m benchmarks.features DATA cifar100 pets ...
+
+They are encoded once, into the cache of `anytimecl.bench.features`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 
 import numpy as np
 import PIL.Image
@@ -50,6 +51,7 @@ def features(
     return tokens
 
 
+@lru_cache(maxsize=4)
 def trunk_key(backbone: Backbone) -> str:
     """A trunk is what it does: a digest of its tokens for one fixed picture."""
     picture = PIL.Image.linear_gradient("L").convert("RGB")

@@ -32,9 +32,9 @@ from anytimecl.bench._progress import tell
 from anytimecl.bench.methods import METHODS, Method
 from anytimecl.bench.recipe import Cell, Recipe, cells, changed, read_recipe
 from anytimecl.bench.scenarios import Question
-from anytimecl.bench.studio import Studio
+from anytimecl.bench.studio import Shelf, Studio
 from anytimecl.bench.world import CHUNK, pick
-from anytimecl.errors import AnytimeError, StoreError
+from anytimecl.errors import AnytimeError, ModelError, StoreError
 
 Line = dict[str, Any]
 
@@ -99,7 +99,7 @@ def accuracies(studio: Studio, method: Method, question: Question) -> dict[str, 
         labels = studio.test[task].labels
         for start in range(0, len(images), CHUNK):
             some = images[start : start + CHUNK]
-            tokens = pick(studio.asked[task], torch.tensor(some, device=studio.device))
+            tokens = pick(studio.asked(task), torch.tensor(some, device=studio.device))
             target = torch.tensor([place[labels[i]] for i in some], device=studio.device)
             for reading, scores in method.readings(tokens, question.candidates).items():
                 correct = int((scores.argmax(1) == target).sum())
@@ -147,7 +147,7 @@ def _processor() -> str:
 
 
 def run(
-    recipe: Recipe,
+    recipes: Sequence[Recipe],
     data: Path | None,
     out: Path,
     *,
@@ -157,31 +157,34 @@ def run(
     jobs: int = 1,
     validation: bool = False,
 ) -> int:
-    """Every cell of a recipe that `out` does not hold; returns how many failed."""
+    """Every cell of these recipes that `out` does not hold; returns how many failed."""
     done = {key_of(line) for line in read_lines(out) if "error" not in line}
-    left = [cell for cell in cells(recipe, seeds, only) if cell.key not in done]
-    tell(f"{recipe.name}: {len(left):,} runs to do")
-    if not left:
-        return 0
+    shelf = Shelf()
+    studios = {each.name: Studio(each, data, device, validation, shelf) for each in recipes}
+    every = [cell for recipe in recipes for cell in cells(recipe, seeds, only)]
+    if not every:
+        raise ModelError(f"None of these recipes has a method {', '.join(only)}.")
+    left = [cell for cell in every if cell.key not in done]
+    tell(f"{len(left):,} runs to do, {len(every) - len(left):,} done before")
     out.parent.mkdir(parents=True, exist_ok=True)
-    studio = Studio(recipe, data, device, validation)
-    studio.prepare()
+    for name in dict.fromkeys(cell.recipe for cell in left):
+        studios[name].prepare()
     failed = 0
-    for number, line in enumerate(_lines(studio, left, jobs), start=1):
+    for number, line in enumerate(_lines(studios, left, jobs), start=1):
         with out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         failed += "error" in line
         told = line.get("error") or f"{line['seconds']:.1f} s"
-        name = f"{recipe.name}: {line['name']}, {line['subject']}, seed {line['seed']}"
+        name = f"{line['recipe']}: {line['name']}, {line['subject']}, seed {line['seed']}"
         tell(f"[{number}/{len(left)}] {name}: {told}")
     return failed
 
 
-def _lines(studio: Studio, left: Sequence[Cell], jobs: int) -> Iterator[Line]:
-    if jobs == 1:
-        yield from (_safely(studio, cell) for cell in left)
+def _lines(studios: dict[str, Studio], left: Sequence[Cell], jobs: int) -> Iterator[Line]:
+    if jobs == 1 or not left:
+        yield from (_safely(studios[cell.recipe], cell) for cell in left)
         return
-    about = (studio.recipe, studio.data, studio.device, studio.validation)
+    about = [(each.recipe, each.data, each.device, each.validation) for each in studios.values()]
     with ProcessPoolExecutor(min(jobs, len(left)), get_context("spawn"), _begin, (about,)) as pool:
         for future in as_completed([pool.submit(_in_worker, cell) for cell in left]):
             yield future.result()
@@ -203,16 +206,18 @@ def _safely(studio: Studio, cell: Cell) -> Line:
         }
 
 
-_worker: list[Studio] = []  # of this process
+_studios: dict[str, Studio] = {}  # of this process, by recipe
 
 
-def _begin(about: tuple[Recipe, Path | None, str, bool]) -> None:
+def _begin(about: Sequence[tuple[Recipe, Path | None, str, bool]]) -> None:
     torch.set_num_threads(1)
-    _worker.append(Studio(*about))
+    shelf = Shelf()
+    for recipe, data, device, validation in about:
+        _studios[recipe.name] = Studio(recipe, data, device, validation, shelf)
 
 
 def _in_worker(cell: Cell) -> Line:
-    return _safely(_worker[0], cell)
+    return _safely(_studios[cell.recipe], cell)
 
 
 def read_lines(file: Path) -> list[Line]:
@@ -249,20 +254,18 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--validation", action="store_true", help="never look at test images")
     parser.add_argument("--per-class", type=int, help="training examples of each class, at most")
     given = parser.parse_args(words)
-    failed = 0
     try:
-        for file in given.recipe:
-            recipe = changed(read_recipe(file, given.group), per_class=given.per_class)
-            failed += run(
-                recipe,
-                given.data,
-                given.out,
-                device=given.device,
-                seeds=[int(seed) for seed in given.seeds.split(",")] if given.seeds else None,
-                only=[name for name in given.only.split(",") if name],
-                jobs=given.jobs,
-                validation=given.validation,
-            )
+        recipes = [read_recipe(file, given.group) for file in given.recipe]
+        failed = run(
+            [changed(recipe, per_class=given.per_class) for recipe in recipes],
+            given.data,
+            given.out,
+            device=given.device,
+            seeds=[int(seed) for seed in given.seeds.split(",")] if given.seeds else None,
+            only=[name for name in given.only.split(",") if name],
+            jobs=given.jobs,
+            validation=given.validation,
+        )
     except AnytimeError as error:
         tell(str(error))
         return 2

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,24 @@ class Part:
         return [self.split.labels[i] for i in self.chosen]
 
 
+T = TypeVar("T")
+
+
+class Shelf:
+    """What studios of one process share: loaded once, the latest of each kind kept."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[object, Any]] = {}
+
+    def get(self, kind: str, key: object, make: Callable[[], T]) -> T:
+        """The thing of that kind and key."""
+        if kind not in self._kept or self._kept[kind][0] != key:
+            self._kept.pop(kind, None)  # first, or two would be in memory at once
+            self._kept[kind] = key, make()
+        found: T = self._kept[kind][1]
+        return found
+
+
 @dataclass(eq=False)
 class Studio:
     """One recipe's data on one device. Making one is cheap; its properties do the work, once."""
@@ -49,12 +67,13 @@ class Studio:
     data: Path | None
     device: str = "cpu"
     validation: bool = False  # ask about training images that are held out, not about the test
-    _coded: dict[tuple[str, int | None], Coded] = field(default_factory=dict)
+    shelf: Shelf = field(default_factory=Shelf)
 
-    @cached_property
+    @property
     def backbone(self) -> Backbone:
         """The model."""
-        return backbones.load(self.recipe.backbone, device=self.device)
+        name = self.recipe.backbone
+        return self.shelf.get("model", name, lambda: backbones.load(name, device=self.device))
 
     @cached_property
     def sets(self) -> dict[str, DataSet]:
@@ -68,8 +87,11 @@ class Studio:
 
     @cached_property
     def train(self) -> dict[str, Part]:
-        """What each target task brings."""
-        parts = {task: self._parts(task)[0] for task in self.recipe.tasks}
+        """What each target task brings.
+
+        By name, not in the order of learning: recipes with the same tasks share the examples.
+        """
+        parts = {task: self._parts(task)[0] for task in sorted(self.recipe.tasks)}
         return {task: part for task, part in parts.items() if part is not None}
 
     @cached_property
@@ -106,11 +128,18 @@ class Studio:
         every = part.chosen == tuple(range(len(part.split)))
         return tokens if every else tokens[list(part.chosen)]
 
-    @cached_property
+    @property
     def examples(self) -> Tensor | Seen:
         """All training examples, task after task."""
-        parts = [self._tokens(part) for part in self.train.values()]
-        return resident(parts, self.backbone.spec, self.device)
+
+        def make() -> Tensor | Seen:
+            parts = [self._tokens(part) for part in self.train.values()]
+            return resident(parts, self.backbone.spec, self.device)
+
+        return self.shelf.get("examples", self._key(*self.train.values()), make)
+
+    def _key(self, *parts: Part) -> object:
+        return self.recipe.backbone, tuple((part.split.key, part.chosen) for part in parts)
 
     @cached_property
     def labels(self) -> list[str]:
@@ -124,15 +153,16 @@ class Studio:
         for task, part in self.train.items():
             found[task] = range(start, start + len(part.chosen))
             start += len(part.chosen)
-        return found
+        return {task: found[task] for task in self.recipe.tasks}
 
-    @cached_property
-    def asked(self) -> dict[str, Tensor | Seen]:
-        """Test images of every task."""
-        return {
-            task: resident([self._tokens(part)], self.backbone.spec, self.device)
-            for task, part in self.test.items()
-        }
+    def asked(self, task: str) -> Tensor | Seen:
+        """Test images of a task."""
+        part = self.test[task]
+        return self.shelf.get(
+            f"test {task}",
+            self._key(part),
+            lambda: resident([self._tokens(part)], self.backbone.spec, self.device),
+        )
 
     @cached_property
     def vectors(self) -> dict[str, Tensor]:
@@ -153,7 +183,7 @@ class Studio:
         self, stages: Sequence[Stage], seed: int, codec: str | None, components: int | None
     ) -> World:
         """What a method is given."""
-        kept = self.examples if codec is None else self.records(codec, components).resident()
+        kept = self.examples if codec is None else self._decoded(codec, components)
         return World(
             spec=self.backbone.spec,
             tail=self.backbone.tail,
@@ -164,13 +194,18 @@ class Studio:
             arriving=[i for stage in stages for i in stage.examples],
         )
 
+    def _decoded(self, codec: str, components: int | None) -> Tensor | Seen:
+        key = (codec, components, self._key(*self.train.values()))
+        make = self.records(codec, components).resident
+        return self.shelf.get("examples", key, make)
+
     def records(self, codec: str, components: int | None) -> Coded:
-        if (codec, components) not in self._coded:
-            self._coded.clear()  # one resident copy at a time
+        def make() -> Coded:
             parts = [(part.split.key, part.chosen) for part in self.train.values()]
             tokens = [features(p.split, self.backbone, p.chosen) for p in self.train.values()]
-            self._coded[codec, components] = coded(self.backbone, codec, components, parts, tokens)
-        return self._coded[codec, components]
+            return coded(self.backbone, codec, components, parts, tokens)
+
+        return self.shelf.get("records", (codec, components, self._key(*self.train.values())), make)
 
     # ----------------------------------------------------------- what arrives, what is asked
 
