@@ -122,6 +122,12 @@ class Learner:
         self.other = some.new_zeros(())  # the logit of "other", in units of a cosine
         self.shifts = some.new_zeros(0, spec.dim)  # [label, dim], of a trainable classifier
         self.optimiser = AdamW(self.trainable(), config.weight_decay)
+        last = f"layers.{spec.tail.last}."  # the one block that runs for a single query
+        self._rooms = {
+            name + ".room": torch.empty_like(p)
+            for name, p in self.params.items()
+            if p.ndim == 2 and name.startswith(last) and p.device.type == "cpu"
+        }
 
     def trainable(self) -> dict[str, Tensor]:
         """What learning changes, by name."""
@@ -152,7 +158,10 @@ class Learner:
         self.other.fill_((logit - 5) / self.spec.logit_scale)
 
     def look_ahead(self, batch: Batch) -> Update:
-        """Forward and backward; nothing changes, so predictions may go on meanwhile."""
+        """Forward and backward; nothing changes, so predictions may go on meanwhile.
+
+        The gradients are good until the next look ahead, which may write into the same room.
+        """
         leaves = {name: p.detach().requires_grad_() for name, p in self.trainable().items()}
         with torch.enable_grad():
             loss, logits = self._loss(leaves, batch)
@@ -168,7 +177,7 @@ class Learner:
     def _loss(self, leaves: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
         """The loss [] of a batch under trainable values, and its logits [example, label]."""
         vectors = _shifted(batch.vectors, leaves.get("classifier", self.shifts), batch.rows)
-        logits = self._logits({**self.params, **leaves}, batch.tokens, vectors)
+        logits = self._logits({**self.params, **leaves, **self._rooms}, batch.tokens, vectors)
         if batch.mask is not None:
             logits = logits + batch.mask
         other = self.spec.logit_scale * leaves["other"]
