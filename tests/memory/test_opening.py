@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 from tests.memory.checks import assert_sound, filled
 
 from anytimecl.errors import StoreError
-from anytimecl.memory import StoreWarning, open_memory, schema
+from anytimecl.memory import Row, StoreWarning, open_memory, schema
+from anytimecl.memory.checks import checksum, text_checksum
 from anytimecl.memory.database import FILE
+from anytimecl.memory.stream import EXTENT
 
 OWNER = """
 import sys
@@ -145,12 +148,35 @@ def test_an_older_version_is_migrated(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(schema, "MIGRATIONS", newer)
     monkeypatch.setattr(schema.check, "__defaults__", (newer,))
     monkeypatch.setattr(schema.migrate, "__defaults__", (newer, None))
-    with pytest.raises(StoreError, match="older version 1: open it once for writing"):
+    with pytest.raises(StoreError, match=f"older version {len(newer) - 1}: open it"):
         open_memory(tmp_path, read_only=True)
     with open_memory(tmp_path) as memory:
-        assert schema.version_of(memory.db) == 2
+        assert schema.version_of(memory.db) == len(newer)
         assert memory.db.execute("SELECT count(*) FROM more").fetchone() == (0,)
         assert memory.read(range(1, 11)) == records
+        assert_sound(memory)
+
+
+def test_examples_from_before_there_were_times_have_none(
+    tmp_path: Path,
+) -> None:
+    """A memory of version 1, made by hand as that version made it."""
+    db = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    schema.migrate(db, schema.MIGRATIONS[:1], {"made": "long ago"})
+    db.execute("INSERT INTO label VALUES (1, 'cat', 1, ?)", (text_checksum(1, "cat"),))
+    record = b"an old record"
+    db.execute("INSERT INTO extent VALUES (0, ?)", (record + bytes(EXTENT - len(record)),))
+    old = (1, 1, None, 0, len(record), checksum(1, 1, None, "key", record), "key")
+    db.execute("INSERT INTO example VALUES (?, ?, ?, ?, ?, ?, ?)", old)
+    db.close()
+    with open_memory(tmp_path) as memory:
+        assert_sound(memory)
+        assert memory.rows([1]) == [(1, Row("cat", record, None, "key", None))]
+        memory.append("cat", b"a new one")
+        [(_, new)] = memory.rows([2])
+        assert new.time is not None
+        assert abs(new.time / 1000 - time.time()) < 60
         assert_sound(memory)
 
 
@@ -160,7 +186,7 @@ def test_a_migration_that_fails_changes_nothing(tmp_path: Path) -> None:
     steps = (*schema.MIGRATIONS, "CREATE TABLE more (a)", "CREATE TABLE more (a)")
     with pytest.raises(sqlite3.OperationalError, match="already exists"):
         schema.migrate(db, steps)
-    assert schema.version_of(db) == 1
+    assert schema.version_of(db) == len(schema.MIGRATIONS)
     assert not db.execute("SELECT name FROM sqlite_master WHERE name = 'more'").fetchall()
     db.close()
 

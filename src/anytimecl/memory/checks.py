@@ -7,7 +7,12 @@ import zlib
 
 
 def checksum(
-    example: int, label: int, candidates: int | None, key: str | None, record: bytes
+    example: int,
+    label: int,
+    candidates: int | None,
+    key: str | None,
+    record: bytes,
+    time: int | None = None,
 ) -> int:
     """Covers the record, whose it is and what it is an example of.
 
@@ -15,6 +20,8 @@ def checksum(
     False
     """
     about = struct.pack("<qqq", example, label, candidates or 0) + as_bytes(key or "")
+    if time is not None:
+        about += struct.pack("<q", time)
     return _signed(zlib.crc32(record, zlib.crc32(about)))
 
 

@@ -22,6 +22,7 @@ class Row(NamedTuple):
     record: bytes
     candidates: Sequence[str] | None = None
     key: str | None = None
+    time: int | None = None  # in milliseconds since 1970; None: now
 
 
 class Example(NamedTuple):

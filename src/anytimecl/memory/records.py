@@ -20,7 +20,7 @@ _TOGETHER = 64  # examples fetched by one statement
 
 # The outer loop is over the examples, and extents come in order.
 _JOINED = f"""
-    SELECT e.id, e.label, e.candidates, e.start, e.size, e.crc, e.key, x.data
+    SELECT e.id, e.label, e.candidates, e.start, e.size, e.crc, e.key, e.time, x.data
     FROM example e CROSS JOIN extent x
     ON x.id BETWEEN e.start / {EXTENT} AND (e.start + e.size - 1) / {EXTENT}
     WHERE e.size <= {LARGEST} AND e.id IN
@@ -36,6 +36,7 @@ class Place(NamedTuple):
     size: int
     crc: int
     key: str | None
+    time: int | None  # in milliseconds since 1970; None: not known
 
 
 class Records:
@@ -47,13 +48,19 @@ class Records:
         self.cache = cache
 
     def add(
-        self, example: int, label: int, candidates: int | None, key: str | None, record: bytes
+        self,
+        example: int,
+        label: int,
+        candidates: int | None,
+        key: str | None,
+        record: bytes,
+        time: int | None,
     ) -> None:
         """Store a record under a new number."""
-        crc = checksum(example, label, candidates, key, record)
+        crc = checksum(example, label, candidates, key, record, time)
         start = self.stream.put(record)
-        row = (example, label, candidates, start, len(record), crc, key)
-        self._db.execute("INSERT INTO example VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        row = (example, label, candidates, start, len(record), crc, key, time)
+        self._db.execute("INSERT INTO example VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def drop(self, example: int, place: Place) -> None:
         """Remove a record for good."""
@@ -63,7 +70,7 @@ class Records:
 
     def find(self, example: int) -> Place | None:
         """Where an example lies, or None if there is none."""
-        wanted = "SELECT label, candidates, start, size, crc, key FROM example WHERE id = ?"
+        wanted = "SELECT label, candidates, start, size, crc, key, time FROM example WHERE id = ?"
         with blaming(example):
             row = self._db.execute(wanted, (example,)).fetchone()
         return row and Place(*row)
@@ -126,7 +133,8 @@ class Records:
 
 
 def _fits(example: int, place: Place, record: bytes) -> bool:
-    return place.crc == checksum(example, place.label, place.candidates, place.key, record)
+    known = place.label, place.candidates, place.key, record, place.time
+    return place.crc == checksum(example, *known)
 
 
 @contextmanager

@@ -60,5 +60,5 @@ def _copy(store: Store, new: Store, example: int, texts: Mapping[int, str]) -> b
     except (StoreError, sqlite3.Error):
         return False
     new.last = example - 1  # so that the next number is the same
-    new.add(Row(texts[place.label], record, candidates, place.key))
+    new.add(Row(texts[place.label], record, candidates, place.key, place.time))
     return True

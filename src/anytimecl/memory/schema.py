@@ -56,6 +56,8 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE hole (start INTEGER PRIMARY KEY, size INTEGER NOT NULL);
     CREATE INDEX hole_size ON hole (size);
     """,
+    # When it was learned, in milliseconds since 1970. What is older than this step has no time.
+    "ALTER TABLE example ADD COLUMN time INTEGER",
 )
 
 

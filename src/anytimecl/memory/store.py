@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -153,7 +154,8 @@ class Store:
         label = self.vocabulary.add_example(row.label)
         given = row.candidates
         candidates = None if given is None else self.vocabulary.add_candidates(tuple(given))
-        self.records.add(example, label, candidates, row.key, bytes(row.record))
+        when = time.time_ns() // 1_000_000 if row.time is None else row.time
+        self.records.add(example, label, candidates, row.key, bytes(row.record), when)
         while self._cap is not None and self.vocabulary.total() > self._cap:
             self._evict()
         return example
@@ -255,6 +257,23 @@ class Store:
             label = self.vocabulary.text(place.label)
             candidates = self.vocabulary.candidates(place.candidates)
             return Example(example, label, record, candidates, example)
+
+    def rows(self, ids: Sequence[int]) -> list[tuple[int, Row]]:
+        """Examples as they would be stored again; the damaged are left out as `read_ok` does."""
+        found = []
+        with self.reading():
+            for example, record in self.read_ok(ids):
+                try:
+                    place = self.records.place(example)
+                    label = self.vocabulary.text(place.label)
+                    candidates = self.vocabulary.candidates(place.candidates)
+                except StoreError as error:
+                    told = f"Left out: example {example}. {error}"
+                    warnings.warn(told, StoreWarning, stacklevel=2)
+                else:
+                    row = Row(label, record, candidates, place.key, place.time)
+                    found.append((example, row))
+        return found
 
     def ids(self, label: str | None = None) -> Iterator[tuple[int, str]]:
         texts: dict[int, str] = {}
