@@ -13,10 +13,21 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperGroup
 
-from anytimecl.commands import demo, export, learn, memory, model, predict, serve, stats, watch
+from anytimecl.commands import (
+    bench,
+    demo,
+    export,
+    learn,
+    memory,
+    model,
+    predict,
+    serve,
+    stats,
+    watch,
+)
 from anytimecl.errors import AnytimeError
 
-COMMANDS = (predict, learn, watch, serve, stats, memory, model, export, demo)
+COMMANDS = (predict, learn, watch, serve, stats, memory, model, export, bench, demo)
 
 
 class _Group(TyperGroup):

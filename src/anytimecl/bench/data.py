@@ -8,6 +8,7 @@ which prompts its labels are put into.
 from __future__ import annotations
 
 import hashlib
+import io
 import tomllib
 import zipfile
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ class Split:
     key: str  # the same for the same images in the same order, and fit to be a file name
     labels: Sequence[str]  # [image]
     load: Callable[[int], PIL.Image.Image]
+    file: Callable[[int], bytes]  # the image as a file, for a codec that keeps images
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -88,7 +90,14 @@ def archive_split(archive: Path, split: str, refs: Sequence[ImageRef]) -> Split:
     """Images of one split of a folder or zip."""
     labels = [str(ref.label) for ref in refs]
     key = f"{archive.stem}-{split}-{_digest(archive, refs)}"
-    return Split(key, labels, lambda i: refs[i].load())
+
+    def file(i: int) -> bytes:
+        if refs[i].member is None:
+            return (archive / refs[i].name).read_bytes()
+        with zipfile.ZipFile(archive) as opened:
+            return opened.read(str(refs[i].member))
+
+    return Split(key, labels, lambda i: refs[i].load(), file)
 
 
 def _digest(archive: Path, refs: Sequence[ImageRef]) -> str:
@@ -153,9 +162,11 @@ def from_hub(name: str, given: HubSet) -> DataSet:
         labels = [names[number] for number in rows[given.label]]
         marks = f"{given.hub} {given.config} {wanted} {rows._fingerprint}"
         digest = hashlib.sha256(marks.encode()).hexdigest()[:12]
-        return Split(
-            f"{name}-{wanted}-{digest}", labels, lambda i: load_image(rows[i][given.image])
-        )
+
+        def load(i: int) -> PIL.Image.Image:
+            return load_image(rows[i][given.image])
+
+        return Split(f"{name}-{wanted}-{digest}", labels, load, lambda i: as_jpeg(load(i)))
 
     return DataSet(
         name,
@@ -163,6 +174,13 @@ def from_hub(name: str, given: HubSet) -> DataSet:
         split(given.test),
         given.templates,
     )
+
+
+def as_jpeg(image: PIL.Image.Image) -> bytes:
+    """An image as a file, where its own is not to be had."""
+    out = io.BytesIO()
+    image.save(out, format="JPEG", quality=95)
+    return out.getvalue()
 
 
 def class_names(names: Sequence[str]) -> tuple[str, ...]:

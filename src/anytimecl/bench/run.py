@@ -72,7 +72,7 @@ def run_cell(studio: Studio, cell: Cell) -> Line:
                 "answers": ask(studio, method, questions),
             }
         )
-    line = _about(studio, cell)
+    line = about(studio, cell)
     if chosen.codec is not None:
         line["bytes"] = studio.records(chosen.codec, chosen.components).bytes
     return line | {"results": told, "seconds": round(time.perf_counter() - began, 3)}
@@ -108,7 +108,8 @@ def accuracies(studio: Studio, method: Method, question: Question) -> dict[str, 
     return {reading: round(100 * count / total, 4) for reading, count in right.items()}
 
 
-def _about(studio: Studio, cell: Cell) -> Line:
+def about(studio: Studio, cell: Cell) -> Line:
+    """What was run, where, when and with which versions."""
     recipe = studio.recipe
     where = torch.cuda.get_device_name() if studio.device.startswith("cuda") else "CPU"
     return {
@@ -121,6 +122,7 @@ def _about(studio: Studio, cell: Cell) -> Line:
         "tasks": list(recipe.tasks),
         "novel": list(recipe.novel),
         "validation": studio.validation,
+        "place": recipe.methods.index(cell.contestant),  # in the tables of the recipe
         **asdict(cell.contestant),
         "seed": cell.seed,
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -184,8 +186,8 @@ def _lines(studios: dict[str, Studio], left: Sequence[Cell], jobs: int) -> Itera
     if jobs == 1 or not left:
         yield from (_safely(studios[cell.recipe], cell) for cell in left)
         return
-    about = [(each.recipe, each.data, each.device, each.validation) for each in studios.values()]
-    with ProcessPoolExecutor(min(jobs, len(left)), get_context("spawn"), _begin, (about,)) as pool:
+    plain = [(each.recipe, each.data, each.device, each.validation) for each in studios.values()]
+    with ProcessPoolExecutor(min(jobs, len(left)), get_context("spawn"), _begin, (plain,)) as pool:
         for future in as_completed([pool.submit(_in_worker, cell) for cell in left]):
             yield future.result()
 
@@ -209,10 +211,10 @@ def _safely(studio: Studio, cell: Cell) -> Line:
 _studios: dict[str, Studio] = {}  # of this process, by recipe
 
 
-def _begin(about: Sequence[tuple[Recipe, Path | None, str, bool]]) -> None:
+def _begin(plain: Sequence[tuple[Recipe, Path | None, str, bool]]) -> None:
     torch.set_num_threads(1)
     shelf = Shelf()
-    for recipe, data, device, validation in about:
+    for recipe, data, device, validation in plain:
         _studios[recipe.name] = Studio(recipe, data, device, validation, shelf)
 
 

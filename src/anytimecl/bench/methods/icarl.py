@@ -23,7 +23,7 @@ class ICaRL(LwF):
     """
 
     def __init__(
-        self, world: World, *, memory: int = 2000, epochs: int = 10, batch: int = 256
+        self, world: World, *, memory: int = 2000, epochs: int = 32, batch: int = 256
     ) -> None:
         super().__init__(world, epochs=epochs, batch=batch)
         self.memory = memory

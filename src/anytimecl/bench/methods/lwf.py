@@ -24,7 +24,7 @@ class LwF(Sequential):
         *,
         weight: float = 1.0,
         temperature: float = 2.0,
-        epochs: int = 10,
+        epochs: int = 32,
         batch: int = 256,
     ) -> None:
         super().__init__(world, epochs=epochs, batch=batch)

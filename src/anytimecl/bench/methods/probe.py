@@ -68,7 +68,7 @@ class Complementary(Method):
 class LinearProbe(Complementary):
     """Logistic regression over every stored embedding."""
 
-    def __init__(self, world: World, *, strength: float = 100.0) -> None:
+    def __init__(self, world: World, *, strength: float = 1000.0) -> None:
         super().__init__(world)
         self.strength = strength
 

@@ -32,7 +32,7 @@ class TreeProbe(Complementary):
     """
 
     def __init__(
-        self, world: World, *, capacity: int = 2000, near: int = 3, strength: float = 100.0
+        self, world: World, *, capacity: int = 2000, near: int = 3, strength: float = 1000.0
     ) -> None:
         super().__init__(world)
         self.capacity, self.near, self.strength = capacity, near, strength

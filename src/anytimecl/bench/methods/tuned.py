@@ -22,7 +22,7 @@ class Sequential(Method):
     embeddings, over all labels seen so far, with the same scale in the loss and the same schedule.
     """
 
-    def __init__(self, world: World, *, epochs: int = 10, batch: int = 256) -> None:
+    def __init__(self, world: World, *, epochs: int = 32, batch: int = 256) -> None:
         super().__init__(world)
         self.schedule = Schedule(epochs=epochs, batch=batch)
         self.block = {n: v.clone() for n, v in world.tail.items() if n.startswith("layers.")}

@@ -15,7 +15,7 @@ class WiseFt(Sequential):
     """
 
     def __init__(
-        self, world: World, *, mix: float = 0.5, epochs: int = 10, batch: int = 256
+        self, world: World, *, mix: float = 0.5, epochs: int = 32, batch: int = 256
     ) -> None:
         super().__init__(world, epochs=epochs, batch=batch)
         self.mix = mix
