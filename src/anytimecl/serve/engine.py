@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from anytimecl.classifier import AnytimeClassifier, LabelStats
+from anytimecl.codec import ImageBytes
 from anytimecl.errors import AnytimeError
 from anytimecl.images import load_image
 from anytimecl.labels import clean_label, clean_labels
@@ -30,9 +31,11 @@ from anytimecl.serve.history import History, Outcome
 from anytimecl.serve.jobs import Job, Jobs
 from anytimecl.serve.metrics import Metrics
 from anytimecl.serve.options import Options
+from anytimecl.serve.pending import Pending, Promise
 from anytimecl.serve.problems import Busy, Problem
 from anytimecl.serve.recent import Entry, Recent, shrink
 from anytimecl.serve.turns import Turns
+from anytimecl.student import Learned
 
 log = logging.getLogger("anytimecl.serve")
 T = TypeVar("T")
@@ -65,7 +68,8 @@ class Engine:
             deque(classifier.memory.ids(), maxlen=options.thumbnails), options.thumbnails
         )
         path = classifier.memory.path
-        self.history = History(path.parent if path else None)
+        folder = path.parent if path else None
+        self.history = History(folder)
         self.encoder = Encoder(
             self._trunk,
             batch=options.encode_batch,
@@ -76,7 +80,8 @@ class Engine:
         self._decoders = ThreadPoolExecutor(2, "anytimecl-decode")  # bounds decoded images in RAM
         self._answers = ThreadPoolExecutor(2, "anytimecl-answer")
         self._stopping = threading.Event()
-        self._interrupted = False
+        self._pending = Pending(folder)
+        self._keep_promise()
 
     # Predicting
 
@@ -112,8 +117,10 @@ class Engine:
             if known is not None:  # spare the trunk
                 return known
         pixels, thumbnail = await self._decode(image, thumbnail=True)
-        [tokens] = await self._encode([pixels])
-        return await self.in_turn(lambda: self._teach(tokens, name, chosen, key, thumbnail))
+        given: Tensor | bytes = image
+        if not self.keeps_images:  # a codec of images makes its tokens itself
+            [given] = await self._encode([pixels])
+        return await self.in_turn(lambda: self._teach(given, name, chosen, key, thumbnail))
 
     async def forget_example(self, example: int) -> int:
         """Remove one example."""
@@ -160,8 +167,8 @@ class Engine:
 
     # Consolidating
 
-    def consolidate(self, epochs: int) -> Job:
-        """Begin a job, and return at once."""
+    def consolidate(self, epochs: int, begun: int = 0) -> Job:
+        """Begin a job, and return at once. A stop or a crash only puts it off."""
         if not len(self.classifier):
             raise Problem(409, "Nothing is learned yet: there is nothing to practise.")
         job = self.jobs.begin("consolidate")
@@ -172,27 +179,37 @@ class Engine:
         except Problem:
             self.jobs.drop(job.id)
             raise
+        self._pending.write(Promise(epochs, begun + 1))
         return job
+
+    def _keep_promise(self) -> None:
+        """Take up what the last process did not finish."""
+        promise = self._pending.read()
+        self._pending.clear()
+        if promise is not None and len(self.classifier):
+            log.warning("the consolidation that was cut short begins again")
+            self.consolidate(promise.epochs, promise.begun)
 
     def _consolidate(self, job: Job, epochs: int) -> None:
         def progress(done: int, steps: int) -> None:
             if self._stopping.is_set():
-                raise _Interrupted
+                raise _Interrupted  # all of it counts or nothing: what is known stays whole
             self._tell(self.jobs.change(job.id, state="running", done=done, steps=steps))
 
         try:
             self._tell(self.jobs.change(job.id, state="running"))
             self.classifier.consolidate(epochs, progress=progress)
-            self._tell(self.jobs.change(job.id, state="done"))
         except _Interrupted:
-            self._interrupted = True
-            told = "The service stopped; it consolidates from the start when it is back."
+            told = "The service stopped; it begins again when it is back."
             self._tell(self.jobs.change(job.id, state="failed", error=told))
-            self.turns.refuse_waiting()
+            return
         except Exception as error:
             log.exception("consolidation failed")
             told = str(error) if isinstance(error, AnytimeError) else "An error inside the service."
             self._tell(self.jobs.change(job.id, state="failed", error=told))
+        else:
+            self._tell(self.jobs.change(job.id, state="done"))
+        self._pending.clear()
 
     def _tell(self, job: Job) -> None:
         self.broadcast.send("job", job_data(job))
@@ -202,6 +219,11 @@ class Engine:
     def stats(self) -> dict[str, LabelStats]:
         """What is known about each label."""
         return self.classifier.stats()
+
+    @property
+    def keeps_images(self) -> bool:
+        """Whether the memory holds image files rather than features."""
+        return self.classifier.settings.codec == ImageBytes.name
 
     def disk_bytes(self) -> int:
         """Database and write-ahead log."""
@@ -231,11 +253,7 @@ class Engine:
         self.turns.close()
         self._answers.shutdown()
         self.history.close()
-        if self._interrupted:
-            # As after a crash: weights are halfway, and the journal has it all.
-            self.classifier.memory.close()
-        else:
-            self.classifier.close()
+        self.classifier.close()
 
     # Inside
 
@@ -274,7 +292,7 @@ class Engine:
 
     def _teach(
         self,
-        tokens: Tensor,
+        given: Tensor | bytes,
         label: str,
         candidates: Sequence[str] | None,
         key: str | None,
@@ -283,7 +301,10 @@ class Engine:
         if key is not None and (known := self._known(key, label)) is not None:
             return known
         began = time.monotonic()
-        learned = self.classifier.learn_tokens(tokens, label, candidates=candidates, key=key)
+        learn: Callable[..., Learned] = (
+            self.classifier.learn_one if isinstance(given, bytes) else self.classifier.learn_tokens
+        )
+        learned = learn(given, label, candidates=candidates, key=key)
         self.metrics.learn.observe(time.monotonic() - began)
         self.metrics.steps.inc()
         outcome = Outcome(*learned)

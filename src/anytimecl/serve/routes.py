@@ -247,6 +247,7 @@ def _stats(engine: Engine, known: dict[str, LabelStats]) -> StatsTold:
     return StatsTold(
         version=__version__,
         model=engine.classifier.backbone.spec.name,
+        keeps_images=engine.keeps_images,
         examples=len(engine.classifier),
         labels=_labels(known),
         accuracy=None

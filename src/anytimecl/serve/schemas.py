@@ -170,6 +170,7 @@ class StatsTold(BaseModel):
 
     version: str
     model: str
+    keeps_images: bool = Field(description="Whether the memory stores images, or features alone.")
     examples: int
     labels: list[LabelTold]
     accuracy: dict[str, float] | None = Field(

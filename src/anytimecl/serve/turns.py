@@ -65,14 +65,6 @@ class Turns:
             self._changed.notify()
         self._thread.join()
 
-    def refuse_waiting(self) -> None:
-        """Tell whoever waits to come back."""
-        with self._changed:
-            waiting, self._queue = list(self._queue), deque()
-        for future, _ in waiting:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(Problem(503, STOPPING, retry_after=5))
-
     def _run(self) -> None:
         while True:
             with self._changed:

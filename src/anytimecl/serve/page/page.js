@@ -153,7 +153,9 @@ function showAnswer(answer) {
     make("p", { className: "label", textContent: answer.label }),
     make("p", { className: "why", textContent: why(answer, learned) }),
   );
+  const focused = document.activeElement?.dataset.label; // who works with the keyboard stays where she was
   $("bars").replaceChildren(...answer.scores.map((score, rank) => bar(score, rank)));
+  if (focused) $("bars").querySelector(`[data-label="${CSS.escape(focused)}"]`)?.focus();
   state.before = Object.fromEntries(answer.scores.map((score) => [score.label, score.blended]));
   for (const id of ["legend", "teach", "keys"]) $(id).hidden = false;
 }
@@ -220,6 +222,7 @@ async function refresh() {
     state.stats = stats;
     state.labels = stats.labels;
     $("facts").textContent = `${stats.examples.toLocaleString()} examples · ${stats.labels.length.toLocaleString()} labels · ${stats.model}`;
+    if (stats.keeps_images) $("stored").textContent = "This memory stores the images themselves.";
     if (first || changed) { showLabels(); if (changed && !first) predict(); }
     showChart(stats);
     showCounts(stats.labels);
@@ -244,7 +247,7 @@ function averages(outcomes, window) { // running means of the three models, in p
 
 function showChart({ outcomes, window }) {
   const lines = averages(outcomes, window);
-  const [width, height, left, top, bottom] = [460, 170, 34, 8, 20];
+  const [width, height, left, top, bottom] = [460, 170, 44, 10, 20];
   const x = (at) => left + (width - left - 8) * (lines.length < 2 ? 0.5 : at / (lines.length - 1));
   const y = (value) => top + (height - top - bottom) * (1 - value / 100);
   const last = lines.at(-1);
@@ -367,7 +370,7 @@ function closeCamera() {
 
 let given = () => {};
 const tokenGiven = () => new Promise((done) => { given = done; });
-function askForToken() { if (!$("token-dialog").open) $("token-dialog").showModal(); }
+function askForToken() { $("token-open").hidden = false; if (!$("token-dialog").open) $("token-dialog").showModal(); }
 
 // --- small things ----------------------------------------------------------------------------------------
 
@@ -384,7 +387,7 @@ function draw(tag, attributes, text = "") {
   return element;
 }
 
-const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
+const percent = (share) => share > 0 && share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
 const key = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
 function load(name, otherwise) {

@@ -1,0 +1,325 @@
+"""Who may do what, and what becomes of hostile requests."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import struct
+import zlib
+from typing import Any
+
+import pytest
+from PIL import Image
+from tests.serve.conftest import READ, TOKENS, WRITE, Service, bearer, opened, png, text
+
+from anytimecl.errors import AnytimeError, StoreError
+from anytimecl.serve.guard import SECURITY
+from anytimecl.serve.schemas import IMAGES, LABELS
+from anytimecl.serve.server import check_binding
+from anytimecl.serve.tokens import Tokens
+
+LEARN = {"image": text(1), "label": "cat"}
+
+
+def operations(service: Service) -> list[tuple[str, str]]:
+    """Every method of every path that the service describes."""
+    paths = service.client.get("/openapi.json").json()["paths"]
+    filled = {path: re.sub("{.*?}", "1", path) for path in paths}
+    return [(method.upper(), filled[path]) for path in paths for method in paths[path]]
+
+
+OPEN = {"/healthz", "/readyz"}
+READS = {"/v1/predict", "/label-studio/predict", "/label-studio/setup"}
+
+
+def test_nothing_without_a_token(closed: Service) -> None:
+    checked = 0
+    for method, path in operations(closed):
+        if path in OPEN:
+            continue
+        for headers in ({}, bearer("no such token here"), {"Authorization": "Basic !!!"}):
+            response = closed.client.request(method, path, headers=headers)
+            assert response.status_code == 401, (method, path)
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert response.headers["content-type"] == "application/problem+json"
+            checked += 1
+    assert checked >= 3 * 14
+
+
+def test_a_reading_token_writes_nothing(closed: Service) -> None:
+    checked = 0
+    for method, path in [*operations(closed), ("PUT", "/v1/labels"), ("POST", "/no/such/path")]:
+        if method == "GET" or path in READS:
+            continue
+        assert closed.client.request(method, path, headers=bearer(READ)).status_code == 403
+        checked += 1
+    assert checked >= 6
+    learned = closed.client.post("/v1/learn", json=LEARN, headers=bearer(WRITE))
+    assert learned.status_code == 200
+    asked = {"images": [text(1)]}
+    assert closed.client.post("/v1/predict", json=asked, headers=bearer(READ)).status_code == 200
+    assert closed.client.get("/v1/stats", headers=bearer(READ)).status_code == 200
+
+
+def test_a_password_may_carry_the_token(closed: Service) -> None:
+    secret = base64.b64encode(f"anyone:{READ}".encode()).decode()
+    headers = {"Authorization": f"Basic {secret}"}
+    assert closed.client.get("/v1/stats", headers=headers).status_code == 200
+
+
+def test_page_and_health_are_open(closed: Service) -> None:
+    for path in ("/", "/page.css", "/page.js", "/healthz", "/readyz", "/openapi.json"):
+        assert closed.client.get(path).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/../healthz", "//healthz", "/healthz/", "/%68ealthz/../v1"])
+def test_no_path_leads_around_the_guard(closed: Service, path: str) -> None:
+    response = closed.client.post(path, json=LEARN)
+    assert response.status_code in (401, 403, 405)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/page.js/../../../../etc/passwd", "/..%2f..%2fetc/passwd", "/%2e%2e/%2e%2e/etc/passwd",
+     "/v1/examples/..%2f..%2fetc%2fpasswd/thumbnail", "/v1/jobs/..%2f..%2fetc%2fpasswd"],
+)  # fmt: skip
+def test_paths_lead_to_no_file(service: Service, path: str) -> None:
+    response = service.client.get(path)
+    assert response.status_code in (404, 422)
+    assert "root:" not in response.text
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
+def test_off_this_machine_only_with_tokens(host: str) -> None:
+    with pytest.raises(AnytimeError, match="no token is set"):
+        check_binding(host, Tokens({}))
+    check_binding(host, TOKENS)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
+def test_on_this_machine_without(host: str) -> None:
+    check_binding(host, Tokens({}))
+
+
+def test_a_foreign_page_cannot_teach(service: Service) -> None:
+    """A browser sends such a form without asking: it must be refused by where it comes from."""
+    form: dict[str, Any] = {"files": {"image": ("a.png", png(1))}, "data": {"label": "spam"}}
+    for origin in ("https://evil.example", "null", "http://localhost:9"):
+        response = service.client.post("/v1/learn", **form, headers={"Origin": origin})
+        assert response.status_code == 403
+    assert not len(service.engine.classifier)
+    own = service.client.post("/v1/learn", **form, headers={"Origin": "http://localhost"})
+    assert own.status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "[::1", ""])
+def test_a_foreign_name_for_this_machine_is_refused(service: Service, host: str) -> None:
+    assert service.client.get("/v1/stats", headers={"Host": host}).status_code == 403
+
+
+def test_other_origins_get_no_permission(service: Service) -> None:
+    headers = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+    response = service.client.options("/v1/learn", headers=headers)
+    assert not [name for name in response.headers if name.startswith("access-control")]
+    assert response.status_code == 405
+
+
+def test_every_answer_carries_the_security_headers(service: Service) -> None:
+    for method, path in [*operations(service), ("GET", "/"), ("GET", "/nothing")]:
+        if path == "/v1/events":
+            continue
+        response = service.client.request(method, path)
+        assert {name: response.headers[name] for name in SECURITY} == SECURITY
+        assert "server" not in response.headers
+    assert "unsafe" not in SECURITY["content-security-policy"]
+
+
+# --- too much ------------------------------------------------------------------------------------
+
+
+def test_a_large_upload_is_refused_by_its_head() -> None:
+    with opened(None, Tokens({}), upload_bytes=1000) as service:
+        response = service.client.post("/v1/learn", json={"image": "A" * 2000, "label": "x"})
+        assert response.status_code == 413
+        assert response.headers["connection"] == "close"
+
+
+def test_a_large_upload_is_refused_as_it_comes() -> None:
+    with opened(None, Tokens({}), upload_bytes=1000) as service:
+        parts = (b" " * 400 for _ in range(10))  # chunked: no length is told
+        headers = {"Content-Type": "application/json"}
+        response = service.client.post("/v1/learn", content=parts, headers=headers)
+        assert response.status_code == 413
+
+
+def test_all_uploads_together_are_bounded() -> None:
+    with opened(None, Tokens({}), uploads_bytes=500) as service:
+        response = service.client.post("/v1/learn", json=LEARN)
+        assert response.status_code == 429
+        assert service.app._uploading == 0  # type: ignore[attr-defined]
+
+
+def test_one_client_asks_so_often_and_no_oftener() -> None:
+    with opened(None, Tokens({}), per_second=0.001, burst=3) as service:
+        statuses = [service.client.get("/v1/stats").status_code for _ in range(5)]
+        assert statuses == [200, 200, 200, 429, 429]
+        assert service.client.get("/healthz").status_code == 200
+
+
+def test_clients_with_tokens_are_counted_apart() -> None:
+    with opened(None, TOKENS, per_second=0.001, burst=2) as service:
+        for token in (READ, WRITE):
+            answers = [service.client.get("/v1/stats", headers=bearer(token)) for _ in range(3)]
+            assert [answer.status_code for answer in answers] == [200, 200, 429]
+
+
+def test_too_many_labels_and_images(service: Service) -> None:
+    many = [f"label {number}" for number in range(LABELS + 1)]
+    for asked in (
+        {"images": [text(1)], "labels": many},
+        {"images": [text(1)] * (IMAGES + 1), "labels": ["a"]},
+        {"images": [text(1)], "labels": ["x" * 201]},
+        {"images": [], "labels": ["a"]},
+        {"images": [text(1)], "labels": []},
+    ):
+        assert service.client.post("/v1/predict", json=asked).status_code == 422
+    files = [("images", ("x", png(1)))] * (IMAGES + 1)
+    form = service.client.post("/v1/predict", files=files, data={"labels": "a"})
+    assert form.status_code == 400
+    form = service.client.post("/v1/predict", files=files[:1], data={"labels": many + many[:20]})
+    assert form.status_code in (400, 422)
+
+
+# --- hostile files -------------------------------------------------------------------------------
+
+
+def bomb(side: int) -> bytes:
+    """A PNG of few bytes and many pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    head = struct.pack(">2I5B", side, side, 8, 0, 0, 0, 0)
+    body = zlib.compress(b"\0" * 1000)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+HOSTILE = {
+    "empty": b"",
+    "text": b"not an image",
+    "html": b"<html><script>alert(1)</script>",
+    "svg": b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+    "cut": png(1)[:60],
+    "bomb": bomb(50_000),
+    "eps": b"%!PS-Adobe-3.0 EPSF-3.0\n",
+    "zip": b"PK\x03\x04" + b"\0" * 60,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_files_are_refused_and_teach_nothing(service: Service, name: str) -> None:
+    data = HOSTILE[name]
+    asked: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("learn", "image", {"label": "x"}),
+        ("predict", "images", {"labels": ["x"]}),
+    )
+    for path, field, rest in asked:
+        form = service.client.post(f"/v1/{path}", files={field: ("a.png", data)}, data=rest)
+        encoded = base64.b64encode(data).decode()
+        value: Any = encoded if field == "image" else [encoded]
+        as_json = service.client.post(f"/v1/{path}", json={field: value, **rest})
+        for response in (form, as_json):
+            assert response.status_code == 422, response.text
+            assert response.headers["content-type"] == "application/problem+json"
+    assert not len(service.engine.classifier)
+
+
+def test_more_pixels_than_allowed() -> None:
+    out = io.BytesIO()
+    Image.new("RGB", (200, 200)).save(out, "PNG")
+    with opened(None, Tokens({}), pixels=10_000) as service:
+        response = service.client.post(
+            "/v1/learn", files={"image": out.getvalue()}, data={"label": "x"}
+        )
+        assert response.status_code == 422
+        assert "more than 10000 pixels" in response.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "status"),
+    [
+        ("text/plain", b"hello", 415),
+        ("", b"hello", 415),
+        ("application/x-www-form-urlencoded", b"label=cat", 415),
+        ("application/json", b"{", 422),
+        ("application/json", b"\xff\xfe", 422),
+        ("application/json", b'{"image": 1, "label": "cat"}', 422),
+        ("application/json", b'{"image": "not base64!", "label": "cat"}', 422),
+        ("application/json", b'{"image": "AAAA", "label": "cat", "more": 1}', 422),
+        ("application/json", b"[" * 100_000, 422),
+        ("multipart/form-data", b"no boundary", 400),
+        ("multipart/form-data; boundary=x", b"--x\r\nrubbish", 422),
+        ("multipart/form-data; boundary=x", b"--x--\r\n", 422),
+    ],
+)  # fmt: skip
+def test_bodies_that_make_no_sense(service: Service, kind: str, body: bytes, status: int) -> None:
+    headers = {"Content-Type": kind} if kind else {}
+    response = service.client.post("/v1/learn", content=body, headers=headers)
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.json()["status"] == status
+
+
+@pytest.mark.parametrize("key", ["a" * 201, "two words", "caf\xe9", "tab\tkey", ""])
+def test_keys_that_are_none(service: Service, key: str) -> None:
+    headers = {"Idempotency-Key": key.encode("latin-1")}
+    assert service.client.post("/v1/learn", json=LEARN, headers=headers).status_code == 422
+
+
+def test_labels_cannot_forge_events_or_headers(service: Service) -> None:
+    for label in ("a\r\nSet-Cookie: x=1", "a\n\nevent: job\ndata: {}", "\x00", "\ud800"):
+        asked = '{"image": "%s", "label": %s}' % (text(1), json.dumps(label))  # noqa: UP031
+        response = service.client.post(
+            "/v1/learn", content=asked, headers={"Content-Type": "application/json"}
+        )
+        assert "set-cookie" not in response.headers
+        if response.status_code == 200:
+            assert "\n" not in response.json()["label"]
+        else:
+            assert response.status_code == 422
+
+
+# --- no stack traces -----------------------------------------------------------------------------
+
+
+def test_a_bug_tells_nothing_to_clients(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("a secret in /home/somebody")
+
+    monkeypatch.setattr(service.engine.classifier, "stats", broken)
+    response = service.client.get("/v1/stats")
+    assert response.status_code == 500
+    assert response.headers["content-type"] == "application/problem+json"
+    assert "secret" not in response.text
+    assert "Traceback" not in response.text
+    assert response.headers["x-request-id"] in caplog.text  # the log says more
+    assert "a secret" in caplog.text
+
+
+def test_a_failing_disk_is_told_without_paths(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **options: object) -> None:
+        raise StoreError("The disk of /srv/memory is full.")
+
+    monkeypatch.setattr(service.engine.classifier.memory, "append", full)
+    response = service.client.post("/v1/learn", json=LEARN)
+    assert response.status_code == 503
+    assert "/srv" not in response.text
+    assert "retry-after" in response.headers
