@@ -464,4 +464,4 @@ def test_registry_is_whole() -> None:
     assert isinstance(cards["embedded"], ModelCard)
     assert cards["embedded"].loader == "embedded"
     assert all(card.about and card.source for card in cards.values())
-    assert {card.loader for card in cards.values()} == {"hub", "embedded"}
+    assert {card.loader for card in cards.values()} == {"hub", "embedded", "wheel"}

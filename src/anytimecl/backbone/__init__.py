@@ -185,7 +185,14 @@ def _load_embedded(card: ModelCard, tail_blocks: int, device: str) -> Backbone:
     return backbone
 
 
+def _load_wheel(card: ModelCard, tail_blocks: int, device: str) -> Backbone:
+    from anytimecl.backbone import wheel
+
+    return wheel.load(card, tail_blocks, device)
+
+
 _LOADERS: dict[str, Callable[[ModelCard, int, str], Backbone]] = {
     "hub": _load_hub,
     "embedded": _load_embedded,
+    "wheel": _load_wheel,
 }

