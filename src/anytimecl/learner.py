@@ -15,10 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anytimecl._fused import fused_step
 from anytimecl.backbone.spec import Spec
 from anytimecl.errors import CheckpointError
 from anytimecl.loss import anytime_loss
-from anytimecl.tail import Params, Seen, embed
+from anytimecl.tail import Params, Seen, embed, look
+from anytimecl.thin import Question, Thin, supports, thin_step
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # of AdamW
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,15 @@ class Update:
     """What a batch teaches, worked out but not yet applied."""
 
     logits: Tensor  # [example, label], from before the update; -inf where not a candidate
-    gradients: dict[str, Tensor]
+    gradients: Mapping[str, Tensor | Thin]
+
+    def whole(self) -> dict[str, Tensor]:
+        """Every gradient multiplied out."""
+        return {n: g.whole() if isinstance(g, Thin) else g for n, g in self.gradients.items()}
 
 
 class AdamW:
-    """AdamW over named tensors, in place, all of them in one fused call."""
+    """AdamW over named tensors, in place."""
 
     def __init__(self, parameters: Mapping[str, Tensor], weight_decay: float) -> None:
         self.weight_decay = weight_decay
@@ -72,39 +80,55 @@ class AdamW:
         self.moments = {
             n: (torch.zeros_like(p), torch.zeros_like(p)) for n, p in parameters.items()
         }
+        # Fresh memory for large gradients would cost a CPU more than working them out.
+        self._rooms: dict[str, Tensor] = {}
 
     def step(
-        self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], lr: float
+        self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor | Thin], lr: float
     ) -> None:
         """Change the parameters that have a gradient."""
         self.steps += 1
-        count = torch.tensor(float(self.steps), device=next(iter(gradients.values())).device)
+        count = torch.tensor(float(self.steps), device=next(iter(parameters.values())).device)
         self.update(parameters, gradients, lr, count)
 
     def update(
         self,
         parameters: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor | Thin],
         lr: float,
         count: Tensor,
     ) -> None:
         """The step alone; its number, `count` [], may live on the device."""
-        moments = [self.moments[name] for name in gradients]
+        whole = {}
+        for name, gradient in gradients.items():
+            if not isinstance(gradient, Thin):
+                whole[name] = gradient
+            elif parameters[name].is_cuda:
+                rates = (lr, *BETAS, EPSILON, self.weight_decay)
+                fused_step(parameters[name], gradient, *self.moments[name], count, rates)
+            else:
+                whole[name] = gradient.whole(self._room(name, parameters[name]))
+        moments = [self.moments[name] for name in whole]
         torch._fused_adamw_(
-            [parameters[name] for name in gradients],
-            list(gradients.values()),
+            [parameters[name] for name in whole],
+            list(whole.values()),
             [first for first, _ in moments],
             [second for _, second in moments],
             [],
-            [count] * len(gradients),
+            [count] * len(whole),
             amsgrad=False,
             lr=lr,
-            beta1=0.9,
-            beta2=0.999,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
             weight_decay=self.weight_decay,
-            eps=1e-8,
+            eps=EPSILON,
             maximize=False,
         )
+
+    def _room(self, name: str, parameter: Tensor) -> Tensor:
+        if name not in self._rooms:
+            self._rooms[name] = torch.empty_like(parameter)
+        return self._rooms[name]
 
 
 class Learner:
@@ -122,12 +146,6 @@ class Learner:
         self.other = some.new_zeros(())  # the logit of "other", in units of a cosine
         self.shifts = some.new_zeros(0, spec.dim)  # [label, dim], of a trainable classifier
         self.optimiser = AdamW(self.trainable(), config.weight_decay)
-        last = f"layers.{spec.tail.last}."  # the one block that runs for a single query
-        self._rooms = {
-            name + ".room": torch.empty_like(p)
-            for name, p in self.params.items()
-            if p.ndim == 2 and name.startswith(last) and p.device.type == "cpu"
-        }
 
     def trainable(self) -> dict[str, Tensor]:
         """What learning changes, by name."""
@@ -158,10 +176,14 @@ class Learner:
         self.other.fill_((logit - 5) / self.spec.logit_scale)
 
     def look_ahead(self, batch: Batch) -> Update:
-        """Forward and backward; nothing changes, so predictions may go on meanwhile.
+        """Forward and backward; nothing changes, so predictions may go on meanwhile."""
+        if self.config.tune == "block" and supports(self.spec.tail):
+            step = thin_step(self.params, self.other, self.spec.tail, self._question(batch))
+            return Update(step.logits, {**step.matrices, **step.vectors})
+        return self._by_autograd(batch)
 
-        The gradients are good until the next look ahead, which may write into the same room.
-        """
+    def _by_autograd(self, batch: Batch) -> Update:
+        """The same for tails of any kind."""
         leaves = {name: p.detach().requires_grad_() for name, p in self.trainable().items()}
         with torch.enable_grad():
             loss, logits = self._loss(leaves, batch)
@@ -174,10 +196,24 @@ class Learner:
         }
         return Update(logits.detach(), gradients)
 
+    def _question(self, batch: Batch) -> Question:
+        """The batch as the step that is written out wants it."""
+        tokens, size, scale = batch.tokens, len(batch.target), self.spec.logit_scale
+        return Question(
+            tokens if isinstance(tokens, Seen) else look(tokens, self.spec.tail.norm_eps),
+            batch.target,
+            batch.vectors,
+            self.other.new_zeros(()) if batch.mask is None else batch.mask,
+            self.other.new_full((size,), 1 / size) if batch.weight is None else batch.weight,
+            scale,
+            self.config.scale or scale,
+            self.config.beta,
+        )
+
     def _loss(self, leaves: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
         """The loss [] of a batch under trainable values, and its logits [example, label]."""
         vectors = _shifted(batch.vectors, leaves.get("classifier", self.shifts), batch.rows)
-        logits = self._logits({**self.params, **leaves, **self._rooms}, batch.tokens, vectors)
+        logits = self._logits({**self.params, **leaves}, batch.tokens, vectors)
         if batch.mask is not None:
             logits = logits + batch.mask
         other = self.spec.logit_scale * leaves["other"]
@@ -186,12 +222,9 @@ class Learner:
         loss = anytime_loss(scaled, scaled_other, batch.target, self.config.beta, batch.weight)
         return loss, logits
 
-    def apply(self, update: Update, count: Tensor | None = None) -> None:
-        """The online step; its number, `count` [], is given where it lives on the device."""
-        if count is None:
-            self.optimiser.step(self.trainable(), update.gradients, self.config.lr)
-        else:
-            self.optimiser.update(self.trainable(), update.gradients, self.config.lr, count)
+    def apply(self, update: Update) -> None:
+        """The online step."""
+        self.optimiser.step(self.trainable(), update.gradients, self.config.lr)
 
     def apply_offline(
         self, gradients: Mapping[str, Tensor], optimiser: AdamW, progress: float, size: int

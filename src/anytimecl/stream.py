@@ -10,7 +10,8 @@ The examples are resident on the device, as full tokens or compressed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from random import Random
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from anytimecl.learner import Batch, Learner
 from anytimecl.sampling import SAMPLERS
 from anytimecl.settings import Settings
 from anytimecl.tail import Dense, LowRank, Params, Seen, look
+from anytimecl.thin import Thin
 
 STRETCH = 2048  # steps whose draws are made ahead; the device works on one stretch meanwhile
 _CHUNK = 256  # examples that the original model looks at in one go
@@ -153,16 +155,18 @@ class StreamLearner:
         """The step as one graph, where there is a GPU."""
         if self._target.device.type != "cuda":
             return self._one
+        self._ahead = torch.compile(self._ahead, dynamic=False)  # type: ignore[method-assign]
         kept = [t.clone() for t in self._changing()]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP):
+        with _tensor_cores():
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UP):
+                    self._one()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
                 self._one()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._one()
         for tensor, before in zip(self._changing(), kept, strict=True):
             tensor.copy_(before)
         replay: Callable[[], None] = graph.replay
@@ -175,6 +179,14 @@ class StreamLearner:
 
     def _one(self) -> None:
         """The method, once, from tables to weights, without a word to the host."""
+        gradients = self._ahead()
+        self._count += 1
+        self._turn += 1
+        config = self._settings.learner
+        self.learner.optimiser.update(self.learner.trainable(), gradients, config.lr, self._count)
+
+    def _ahead(self) -> Mapping[str, Tensor | Thin]:
+        """Score the newcomer, and work out what its batch teaches."""
         chosen, weight, known = (table.index_select(0, self._turn)[0] for table in self._tables)
         target = self._target.index_select(0, chosen)
         mask = torch.where(self._columns < known, 0.0, -torch.inf)
@@ -183,9 +195,18 @@ class StreamLearner:
         update = self.learner.look_ahead(batch)
         right = update.logits[:1].argmax(1) == target[:1]
         self._right.index_copy_(0, self._turn, right)
-        self._count += 1
-        self.learner.apply(update, self._count)
-        self._turn += 1
+        return update.gradients
+
+
+@contextmanager
+def _tensor_cores() -> Iterator[None]:
+    """Products in TF32, whose ten bits are as many as the tokens are stored with."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _resident(examples: Tensor | Seen, spec: Spec) -> Tensor | Seen:

@@ -281,7 +281,7 @@ class Student:
             names = [self._label_of[i] for i, _ in stored]
             sets = self.memory.candidates([i for i, _ in stored])
             batch = self._batch([r for _, r in stored], names, sets)
-            for name, gradient in learner.look_ahead(batch).gradients.items():
+            for name, gradient in learner.look_ahead(batch).whole().items():
                 total[name] = total.get(name, 0) + gradient * len(stored)
             count += len(stored)
         return {name: gradient / count for name, gradient in total.items()}

@@ -18,12 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anytimecl._products import fold, linear, unfold
 from anytimecl.backbone.spec import TailSpec
 from anytimecl.backbone.trunk import activate, block
 
 Params = Mapping[str, Tensor]
-ROOM = ".weight.room"  # beside a weight's name: where its gradient goes
 
 
 class Dense(NamedTuple):
@@ -128,10 +126,11 @@ def _attend(
 
     The key bias and the shift add the same to every score of a head, so softmax drops them.
     """
+    w_k, w_v = params[at + "k_proj.weight"], params[at + "v_proj.weight"]
     batch, width = query.shape
     depth = width // heads
     q = query.view(batch, heads, depth) * depth**-0.5
-    folded = fold(q, *_weight(params, at + "k_proj"))  # [batch, head, width]
+    folded = torch.einsum("bhd,hdw->bhw", q, w_k.view(heads, depth, width))
     if gain is not None:
         folded = folded * gain
     scores = others.dot(folded)  # [batch, head, token]
@@ -144,7 +143,7 @@ def _attend(
         mixed = weights[..., :1] * own.unsqueeze(1) + others.mix(weights[..., 1:])
     if gain is not None and shift is not None:
         mixed = mixed * gain + shift
-    values = unfold(mixed, *_weight(params, at + "v_proj"))  # [batch, head, depth]
+    values = torch.einsum("bhw,hdw->bhd", mixed, w_v.view(heads, depth, width))
     values = values.reshape(batch, width) + params[at + "v_proj.bias"]
     return _linear(params, at + "out_proj", values)
 
@@ -162,13 +161,7 @@ def _norm(params: Params, name: str, x: Tensor, eps: float) -> Tensor:
 
 
 def _linear(params: Params, name: str, x: Tensor) -> Tensor:
-    weight, room = _weight(params, name)
-    return linear(x, weight, params[name + ".bias"], room)
-
-
-def _weight(params: Params, name: str) -> tuple[Tensor, Tensor | None]:
-    """A matrix, and the room for its gradient where the caller keeps some."""
-    return params[name + ".weight"], params.get(name + ROOM)
+    return F.linear(x, params[name + ".weight"], params[name + ".bias"])
 
 
 def _layer_scale(params: Params, name: str, x: Tensor) -> Tensor:

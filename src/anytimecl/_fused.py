@@ -1,0 +1,80 @@
+"""On a GPU: a thin gradient is multiplied out and used in one go, tile by tile.
+
+The gradient itself never reaches memory. What is left is to read and write the weight and its two
+moments once, which is the least that an Adam step can do.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+from anytimecl.thin import Thin
+
+_ROWS, _COLUMNS = 64, 64  # of a tile; rows of a head are a multiple
+
+
+def fused_step(
+    parameter: Tensor,  # [row, column]
+    gradient: Thin,
+    first: Tensor,
+    second: Tensor,
+    count: Tensor,  # [], the number of this step
+    rates: tuple[float, float, float, float, float],  # lr, both betas, epsilon, weight decay
+) -> None:
+    """One step of AdamW, in place."""
+    left, right = gradient.left.contiguous(), gradient.right.contiguous()
+    batch, heads, rows = left.shape
+    columns = right.shape[2]
+    grid = (-(-rows // _ROWS), -(-columns // _COLUMNS), heads)
+    _kernel()[grid](
+        *(parameter, first, second, left, right, count),
+        *(batch, heads, rows, columns),
+        *rates,
+        BATCH=max(16, 1 << (batch - 1).bit_length()),
+        ROWS=_ROWS,
+        COLUMNS=_COLUMNS,
+    )
+
+
+@cache
+def _kernel() -> Any:
+    import triton  # comes with torch where it is built for a GPU
+    import triton.language as tl
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def step(  # type: ignore[no-untyped-def]
+        weight, first, second, left, right, count,
+        batch, heads, rows, columns,
+        lr, beta1, beta2, epsilon, decay,
+        BATCH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,  # noqa: N803
+    ):  # fmt: skip
+        head = tl.program_id(2)
+        row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        example = tl.arange(0, BATCH)
+        at = example[None, :] * heads * rows + head * rows + row[:, None]
+        a = tl.load(left + at, mask=(example[None, :] < batch) & (row[:, None] < rows), other=0.0)
+        at = example[:, None] * heads * columns + head * columns + column[None, :]
+        inside = (example[:, None] < batch) & (column[None, :] < columns)
+        b = tl.load(right + at, mask=inside, other=0.0)
+        g = tl.dot(a, b, input_precision="tf32x3")
+
+        at = (head * rows + row[:, None]) * columns + column[None, :]
+        inside = (row[:, None] < rows) & (column[None, :] < columns)
+        w = tl.load(weight + at, mask=inside)
+        m = tl.load(first + at, mask=inside)
+        v = tl.load(second + at, mask=inside)
+        n = tl.load(count)
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g * g
+        corrected1 = 1 - tl.exp2(n * tl.log2(beta1))
+        corrected2 = 1 - tl.exp2(n * tl.log2(beta2))
+        w = w * (1 - lr * decay) - lr / corrected1 * m / (tl.sqrt(v / corrected2) + epsilon)
+        tl.store(weight + at, w, mask=inside)
+        tl.store(first + at, m, mask=inside)
+        tl.store(second + at, v, mask=inside)
+
+    return step

@@ -1,0 +1,210 @@
+"""Forward and backward of one step, written out, with every large gradient left as two factors.
+
+A batch of 32 gives a weight a gradient that is a product of two thin matrices, 32 rows each.
+Autograd multiplies it out, to be written to memory and read back by the optimiser; here it is
+left as it is, and whoever updates the weight multiplies where it stands. The functions are plain
+enough for a compiler to fuse. They say the same as `tail.embed` under `loss.anytime_loss`, and the
+tests hold them to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anytimecl.backbone.spec import TailSpec
+from anytimecl.backbone.trunk import activate
+from anytimecl.tail import Params, Seen, normalise
+
+
+class Thin(NamedTuple):
+    """The gradient of a weight: for each head its rows are `left^T @ right`."""
+
+    left: Tensor  # [batch, head, row]
+    right: Tensor  # [batch, head, column]; one head for an ordinary weight
+
+    def whole(self, room: Tensor | None = None) -> Tensor:
+        """Multiplied out, [head * row, column], into `room` where there is one."""
+        left, right = self.left.permute(1, 2, 0), self.right.transpose(0, 1)
+        if room is None:
+            return torch.bmm(left, right).flatten(0, 1)
+        torch.bmm(left, right, out=room.view(len(left), -1, room.shape[1]))
+        return room
+
+
+class Step(NamedTuple):
+    """What a batch teaches."""
+
+    logits: Tensor  # [batch, label], from before the update
+    matrices: dict[str, Thin]
+    vectors: dict[str, Tensor]  # gradients of everything else, "other" among them
+
+
+class Question(NamedTuple):
+    """A batch of examples and how the loss judges it."""
+
+    seen: Seen
+    target: Tensor  # [batch]
+    labels: Tensor  # [label, dim], unit
+    mask: Tensor  # [label] or [batch, label]; 0, or -inf where a label is no candidate
+    weight: Tensor  # [batch], sum 1
+    scale: float  # of the cosines in answers
+    loss_scale: float  # of the cosines in the loss
+    beta: float
+
+
+def supports(spec: TailSpec) -> bool:
+    """Whether a tail is of the kind that is written out here."""
+    return spec.blocks == 1 and spec.pool == "cls" and spec.mlp == "plain"
+
+
+def thin_step(params: Params, other: Tensor, spec: TailSpec, asked: Question) -> Step:
+    """One block's forward and backward for the class token alone."""
+    at = f"layers.{spec.last}."
+    p = {name.removeprefix(at): value for name, value in params.items()}
+    cls, patches = asked.seen
+    batch, width = cls.shape
+    heads, depth = spec.heads, width // spec.heads
+    w_k = p["self_attn.k_proj.weight"].view(heads, depth, width)
+    w_v = p["self_attn.v_proj.weight"].view(heads, depth, width)
+    gain, shift = p["layer_norm1.weight"], p["layer_norm1.bias"]
+    scale1, scale2 = p.get("layer_scale1.lambda1"), p.get("layer_scale2.lambda1")
+
+    # Attention of the one query; see tail.py.
+    own = normalise(cls, spec.norm_eps)
+    own_in = own * gain + shift
+    q = _linear(p, "self_attn.q_proj", own_in).view(batch, heads, depth) * depth**-0.5
+    folded = _by_head(q, w_k)
+    asks = folded * gain  # [batch, head, width]
+    scores = torch.cat([(asks * own.unsqueeze(1)).sum(-1, keepdim=True), patches.dot(asks)], -1)
+    attention = scores.softmax(-1)
+    first, rest = attention[..., :1], attention[..., 1:]
+    mixed = first * own.unsqueeze(1) + patches.mix(rest)
+    mixed_in = mixed * gain + shift
+    values = _by_head(mixed_in, w_v.mT).reshape(batch, width) + p["self_attn.v_proj.bias"]
+    attended = _linear(p, "self_attn.out_proj", values)
+    x1 = cls + (attended if scale1 is None else attended * scale1)
+
+    # The MLP, the last norm, the projection.
+    hat2, spread2 = _normed(x1, spec.norm_eps)
+    hidden_in = hat2 * p["layer_norm2.weight"] + p["layer_norm2.bias"]
+    hidden = _linear(p, "mlp.fc1", hidden_in)
+    active = activate(spec, hidden)
+    out = _linear(p, "mlp.fc2", active)
+    x2 = x1 + (out if scale2 is None else out * scale2)
+    hat3, spread3 = _normed(x2, spec.norm_eps)
+    last = hat3 * p["post_layernorm.weight"] + p["post_layernorm.bias"]
+    projection = p.get("visual_projection.weight")
+    features = last if projection is None else last @ projection.T
+    length = features.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    unit = features / length
+    logits = asked.scale * unit @ asked.labels.T + asked.mask
+
+    # And back.
+    d_cosine, d_other = _loss_gradient(logits, other, asked)
+    d_unit = d_cosine @ asked.labels
+    d_features = (d_unit - unit * (unit * d_unit).sum(-1, keepdim=True)) / length
+    d_last = d_features if projection is None else d_features @ projection
+    d_x2 = _norm_gradient(d_last * p["post_layernorm.weight"], hat3, spread3)
+    d_out = d_x2 if scale2 is None else d_x2 * scale2
+    d_hidden = _activation_gradient(spec, hidden, d_out @ p["mlp.fc2.weight"])
+    d_hidden_in = d_hidden @ p["mlp.fc1.weight"]
+    d_x1 = d_x2 + _norm_gradient(d_hidden_in * p["layer_norm2.weight"], hat2, spread2)
+    d_attended = d_x1 if scale1 is None else d_x1 * scale1
+    d_flat = d_attended @ p["self_attn.out_proj.weight"]
+    d_values = d_flat.view(batch, heads, depth)
+    d_mixed_in = _by_head(d_values, w_v)
+    d_mixed = d_mixed_in * gain
+    d_first = (d_mixed * own.unsqueeze(1)).sum(-1, keepdim=True)
+    d_attention = torch.cat([d_first, patches.dot(d_mixed)], -1)
+    d_scores = attention * (d_attention - (attention * d_attention).sum(-1, keepdim=True))
+    d_asks = d_scores[..., :1] * own.unsqueeze(1) + patches.mix(d_scores[..., 1:])
+    d_folded = d_asks * gain
+    d_query = (_by_head(d_folded, w_k.mT) * depth**-0.5).reshape(batch, width)
+    d_own_in = d_query @ p["self_attn.q_proj.weight"]
+
+    matrices = {
+        "self_attn.q_proj": _thin(d_query, own_in),
+        "self_attn.k_proj": Thin(q, d_folded),
+        "self_attn.v_proj": Thin(d_values, mixed_in),
+        "self_attn.out_proj": _thin(d_attended, values),
+        "mlp.fc1": _thin(d_hidden, hidden_in),
+        "mlp.fc2": _thin(d_out, active),
+    }
+    by_head = (d_mixed_in * mixed + d_asks * folded).sum(1)
+    vectors = {
+        "layer_norm1.weight": (by_head + d_own_in * own).sum(0),
+        "layer_norm1.bias": (d_mixed_in.sum(1) + d_own_in).sum(0),
+        "self_attn.q_proj.bias": d_query.sum(0),
+        "self_attn.v_proj.bias": d_flat.sum(0),
+        "self_attn.out_proj.bias": d_attended.sum(0),
+        "layer_norm2.weight": (d_hidden_in * hat2).sum(0),
+        "layer_norm2.bias": d_hidden_in.sum(0),
+        "mlp.fc1.bias": d_hidden.sum(0),
+        "mlp.fc2.bias": d_out.sum(0),
+    }
+    if scale1 is not None:
+        vectors["layer_scale1.lambda1"] = (d_x1 * attended).sum(0)
+    if scale2 is not None:
+        vectors["layer_scale2.lambda1"] = (d_x2 * out).sum(0)
+    return Step(
+        logits,
+        {f"{at}{name}.weight": value for name, value in matrices.items()},
+        {at + name: value for name, value in vectors.items()} | {"other": d_other},
+    )
+
+
+def _loss_gradient(logits: Tensor, other: Tensor, asked: Question) -> tuple[Tensor, Tensor]:
+    """Of `anytime_loss` by the cosines [batch, label], and by "other" [], which is one too."""
+    soft = asked.loss_scale / asked.scale
+    none = (asked.loss_scale * other).expand(len(logits), 1)
+    everything = torch.cat([soft * logits, none], 1)  # [batch, label + 1]
+    columns = torch.arange(everything.shape[1], device=logits.device)
+    is_target = columns == asked.target[:, None]
+    is_other = columns == everything.shape[1] - 1
+    right = everything.softmax(1) - is_target.to(logits.dtype)
+    absent = everything.masked_fill(is_target, -torch.inf).softmax(1) - is_other.to(logits.dtype)
+    found = asked.loss_scale * asked.weight[:, None] * (right + asked.beta * absent)
+    return found[:, :-1], found[:, -1].sum()
+
+
+def _activation_gradient(spec: TailSpec, x: Tensor, d: Tensor) -> Tensor:
+    if spec.activation == "quick_gelu":
+        s = torch.sigmoid(1.702 * x)
+        return d * s * (1 + 1.702 * x * (1 - s))
+    if spec.activation == "silu":
+        s = torch.sigmoid(x)
+        return d * s * (1 + x * (1 - s))
+    approximate = "tanh" if spec.activation == "gelu_tanh" else "none"
+    found: Tensor = torch.ops.aten.gelu_backward(d, x, approximate=approximate)
+    return found
+
+
+def _normed(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Centred and scaled, [batch, width], and one over its spread, [batch, 1]."""
+    centred = x - x.mean(-1, keepdim=True)
+    spread = (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return centred * spread, spread
+
+
+def _norm_gradient(d: Tensor, hat: Tensor, spread: Tensor) -> Tensor:
+    """Through the centring and scaling of a layer norm."""
+    along = (d * hat).mean(-1, keepdim=True)
+    return spread * (d - d.mean(-1, keepdim=True) - hat * along)
+
+
+def _linear(p: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
+    return F.linear(x, p[name + ".weight"], p[name + ".bias"])
+
+
+def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
+    """[batch, head, a] and [head, a, b] to [batch, head, b]."""
+    return torch.bmm(x.transpose(0, 1), matrices).transpose(0, 1)
+
+
+def _thin(left: Tensor, right: Tensor) -> Thin:
+    return Thin(left.unsqueeze(1), right.unsqueeze(1))

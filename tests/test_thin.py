@@ -1,0 +1,58 @@
+"""The step that is written out is the step that autograd finds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from tests.helpers import model
+from tests.test_learner import LABELS, batch_of, learner_of
+
+from anytimecl.learner import LearnerConfig
+from anytimecl.tail import LowRank, Seen, look
+from anytimecl.thin import Question, supports, thin_step
+
+CONFIG = LearnerConfig(beta=0.3, scale=30.0)
+DOUBLE: dict[str, Any] = {"dtype": torch.float64}
+
+
+@pytest.mark.parametrize("activation", ["quick_gelu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("kind", ["clip", "dinov2"])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_the_gradients_are_autograds(kind: str, activation: str, compressed: bool) -> None:
+    backbone = model(kind)
+    tail = dataclasses.replace(backbone.spec.tail, activation=activation)
+    backbone = dataclasses.replace(backbone, spec=dataclasses.replace(backbone.spec, tail=tail))
+    assert supports(tail)
+    learner = learner_of(backbone, CONFIG, **DOUBLE)
+    learner.begin(3.0)
+    batch = batch_of(backbone, 1, masked=True, **DOUBLE)
+    seen = look(batch.tokens, tail.norm_eps)  # type: ignore[arg-type]
+    if compressed:
+        random = torch.Generator().manual_seed(0)
+        shapes = ((6, 5, 3), (6, 3, tail.width), (6, tail.width))
+        parts = (torch.randn(shape, generator=random, **DOUBLE) for shape in shapes)
+        seen = Seen(seen.cls, LowRank(*parts))
+    weight = torch.arange(1.0, 7, **DOUBLE) / 21
+    batch = dataclasses.replace(batch, tokens=seen, weight=weight)
+    expected = learner._by_autograd(batch)
+
+    assert batch.mask is not None
+    question = Question(
+        seen, batch.target, batch.vectors, batch.mask, weight, learner.spec.logit_scale, 30.0, 0.3
+    )
+    found = thin_step(learner.params, learner.other, tail, question)
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-9, atol=1e-9)
+    gradients = {name: thin.whole() for name, thin in found.matrices.items()} | found.vectors
+    assert gradients.keys() == expected.whole().keys()
+    for name, value in expected.whole().items():
+        torch.testing.assert_close(gradients[name], value, rtol=1e-6, atol=1e-10, msg=name)
+    assert len(batch.vectors) == LABELS
+
+
+def test_other_tails_are_left_to_autograd() -> None:
+    assert not supports(model(blocks=2).spec.tail)
+    assert not supports(model("siglip").spec.tail)
+    assert not supports(dataclasses.replace(model("dinov2").spec.tail, mlp="swiglu"))
