@@ -99,7 +99,12 @@ class AnytimeClassifier:
     """
 
     def __init__(
-        self, backbone: Backbone, memory: Store, settings: Settings, folder: Path | None = None
+        self,
+        backbone: Backbone,
+        memory: Store,
+        settings: Settings,
+        folder: Path | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.backbone = backbone
         self.memory = memory
@@ -111,7 +116,7 @@ class AnytimeClassifier:
         self._learning = threading.Lock()  # one example at a time
         self._keeper = Keeper(folder, read_only=memory.read_only)
         self._last_asked: _Asked | None = None
-        self._student = self._recovered(self._keeper.load())
+        self._student = self._recovered(self._keeper.load(), progress, keep=True)
 
     @classmethod
     def open(
@@ -122,10 +127,12 @@ class AnytimeClassifier:
         settings: Settings | None = None,
         device: str = "cpu",
         read_only: bool = False,
+        progress: Progress | None = None,
         **options: Any,
     ) -> Self:
         """Create the memory in `folder`, or resume it; without a folder it lives in RAM.
 
+        `progress` is told how far the journal is repeated, where there is no checkpoint of it all.
         Other `options` go to the memory: `durability`, `cache_bytes`, `cap`.
         """
         backbone = model if isinstance(model, Backbone) else load_backbone(model, device=device)
@@ -144,7 +151,7 @@ class AnytimeClassifier:
         try:
             _check_same_model(memory, backbone, folder)
             agreed = Settings.from_json(memory.meta["settings"]).agreed(settings)
-            return cls(backbone, memory, agreed, Path(folder))
+            return cls(backbone, memory, agreed, Path(folder), progress)
         except BaseException:
             memory.close()
             raise
@@ -446,13 +453,28 @@ class AnytimeClassifier:
                 self._save(wait=False)
             return learned
 
-    def _recovered(self, saved: Checkpoint | None, progress: Progress | None = None) -> Student:
-        """A student who has lived through the whole journal, the first part by a checkpoint."""
+    def _recovered(
+        self, saved: Checkpoint | None, progress: Progress | None = None, *, keep: bool = False
+    ) -> Student:
+        """A student who has lived through the whole journal, the first part by a checkpoint.
+
+        With `keep`, checkpoints are written on the way: whoever stops it has not to start again.
+        """
         student = Student(self.backbone, self._codec, self.memory, self.settings, self._lock)
         if saved is not None:
             self.memory.admit_loss(saved.event)
             student.restore(saved)
-        self._keeper.unsaved = student.replay(progress)
+        self._keeper.unsaved = 0
+        ahead = self.memory.last - student.event
+
+        def step(done: int, _: int) -> None:
+            self._keeper.unsaved += 1
+            if keep and self._keeper.due:
+                self._keeper.save(student.checkpoint, wait=False)
+            if progress is not None:
+                progress(done, ahead)
+
+        student.replay(step)
         return student
 
     def _replace(self, student: Student) -> None:
@@ -486,8 +508,22 @@ def _check_same_model(memory: Store, backbone: Backbone, folder: str | Path) -> 
         made_with = Spec.from_dict(json.loads(memory.meta["spec"])).name
         raise StoreError(
             f"The memory in {folder} was made with the model {made_with!r}, whose features differ "
-            f"from those of {backbone.spec.name!r}. Open it with that model, or start another."
+            f"from those of {backbone.spec.name!r}. Open it with that model, or start another. "
+            + way_out(Settings.from_json(memory.meta["settings"]).codec, folder)
         )
+
+
+def way_out(codec: str, folder: str | Path) -> str:
+    """What to do with a memory whose model is not the one that is wanted."""
+    if codec == ImageBytes.name:
+        return (
+            f"It keeps the images: `anytimecl memory reencode {folder} --to NEW --model NAME` "
+            "makes a memory for another model of them."
+        )
+    return (
+        "Its features cannot be turned into those of another model; a memory made with "
+        "`--codec image` could be."
+    )
 
 
 def _one_ahead(items: Iterable[Item], work: Callable[[Item], Made]) -> Iterator[Callable[[], Made]]:

@@ -9,9 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.commands.conftest import Run
+from safetensors.torch import load_file
+from tests.backbone import tiny
+from tests.commands.conftest import Run, zipped
 
 from anytimecl import AnytimeClassifier, checkpoint
+from anytimecl.codec import ImageBytes
+from anytimecl.errors import ImageError
 from anytimecl.memory import open_memory
 
 
@@ -121,3 +125,124 @@ def test_no_memory(run: Run, command: str) -> None:
     result = run("memory", command, "nowhere")
     assert (result.exit_code, result.stderr) == (2, "There is no memory in nowhere.\n")
     assert not Path("nowhere").exists()
+
+
+# Out and in
+
+
+def test_what_is_exported_is_imported(run: Run, learned: Path, model: Path, photos: Path) -> None:
+    file = str(photos / "test/cat/4.png")
+    result = run("memory", "export", learned, "--to", "out")
+    assert (result.exit_code, result.stdout) == (0, f"Exported 12 examples of {learned} to out.\n")
+    [features] = Path("out/features").iterdir()
+    assert load_file(features)["embedding"].shape[0] == 12
+    result = run("memory", "import", "out", "--to", "again")
+    assert (result.exit_code, result.stdout) == (0, "Imported 12 examples into again.\n")
+    with (
+        AnytimeClassifier.open(learned, model=model) as first,
+        AnytimeClassifier.open("again", model=model) as second,
+    ):
+        np.testing.assert_array_equal(second.predict_proba(file), first.predict_proba(file))
+    result = run("memory", "import", "out", "--to", "again")
+    assert result.stdout == "Imported 0 examples into again, passed over 12 that were there.\n"
+
+
+def test_what_is_imported_into_a_memory_is_learned(
+    run: Run, learned: Path, model: Path, photos: Path
+) -> None:
+    assert run("memory", "export", learned, "--to", "out", "--features", "none").exit_code == 0
+    assert not Path("out/features").exists()
+    with AnytimeClassifier.open("other", model=model) as classifier:
+        classifier.learn_one(str(photos / "test/cat/4.png"), "cat")
+    assert run("memory", "import", "out", "--to", "other").exit_code == 0
+    saved = checkpoint.load(Path("other/checkpoint"))
+    assert saved is not None
+    assert saved.event == 13
+    assert run("memory", "verify", "other").exit_code == 0
+
+
+def test_an_import_without_its_model_is_learned_later(
+    run: Run, learned: Path, model: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(model, tmp_path / "moved")
+    run("memory", "export", learned, "--to", "out", "--features", "none")
+    with open_memory(learned, read_only=True) as store:
+        meta = dict(store.meta)
+    about = Path("out/memory.json")
+    about.write_text(about.read_text().replace(str(model), "/nowhere/at all"))
+    result = run("memory", "import", "out", "--to", "again")
+    assert result.exit_code == 0, result.output
+    assert "learned when the memory is opened" in result.stderr
+    assert meta["fingerprint"] in about.read_text()
+    result = run("memory", "import", "out", "--to", "third", "--model", tmp_path / "moved")
+    assert result.exit_code == 0, result.output
+
+
+def test_an_import_for_another_model_is_refused_with_the_way_out(
+    run: Run, learned: Path, tmp_path: Path
+) -> None:
+    other = tiny.clip(tmp_path / "another", seed=1)
+    run("memory", "export", learned, "--to", "out", "--features", "none")
+    result = run("memory", "import", "out", "--to", "again", "--model", other)
+    assert result.exit_code == 2
+    assert "Import it without --model" in result.stderr
+    assert not Path("again").exists()
+
+
+def test_export_refuses_what_it_cannot_do(run: Run, learned: Path) -> None:
+    for words, told in [
+        (("--to", "out", "--features", "smells"), "embeddings, tokens, none"),
+        (("--to", "out", "--features", "tokens"), "export embeddings"),
+        (("--to", learned, "--features", "none"), "choose a new folder"),
+    ]:
+        result = run("memory", "export", learned, *words)
+        assert result.exit_code == 2, words
+        assert told in result.stderr
+    result = run("memory", "import", learned, "--to", "again")
+    assert result.exit_code == 2
+    assert "no export of a memory" in result.stderr
+
+
+def test_images_are_turned_over_to_another_model(
+    run: Run, photos: Path, model: Path, tmp_path: Path
+) -> None:
+    other = tiny.clip(tmp_path / "another", seed=1)
+    zipped_photos = zipped(photos)
+    for source, memory in ((photos, "m"), (zipped_photos, "z")):
+        result = run("learn", source, "--memory", memory, "--model", model, "--codec", "image")
+        assert result.exit_code == 0, result.output
+        with open_memory(Path(memory), read_only=True) as store:
+            stored = {ImageBytes().images([store.example(i).record])[0] for i, _ in store.ids()}
+        assert stored == {path.read_bytes() for path in (photos / "train").rglob("*.png")}
+    result = run("stats", "--memory", "m", "--model", other)
+    assert result.exit_code == 2
+    assert "memory reencode m --to NEW" in result.stderr.replace("\n", "")
+    result = run(
+        "memory", "reencode", "m", "--to", "new", "--model", other, "--codec", "tokens-fp16"
+    )
+    assert (result.exit_code, result.stdout) == (0, "Learned 12 examples of m again in new.\n")
+    assert run("stats", "--memory", "new").exit_code == 0
+    result = run("memory", "reencode", "m", "--to", "third", "--codec", "smells")
+    assert result.exit_code == 2
+    assert "tokens-fp16" in result.stderr
+
+
+def test_reencode_names_what_it_left_out(run: Run, photos: Path, model: Path) -> None:
+    run("learn", photos, "--memory", "m", "--model", model, "--codec", "image")
+    with open_memory(Path("m")) as store:
+        store.append("cat", ImageBytes().encode_image(b"no image"))
+    with pytest.raises(ImageError):  # not even a checkpoint helps there
+        AnytimeClassifier.open("m", model=model)
+    result = run("memory", "reencode", "m", "--to", "new")
+    assert result.exit_code == 1
+    assert "Left out (1):\n  example 13\n" in result.stderr
+
+
+def test_cap_and_durability(run: Run, photos: Path, model: Path) -> None:
+    words = ("learn", photos, "--memory", "m", "--model", model, "--cap", 6)
+    assert run(*words, "--durability", "full").exit_code == 0
+    with open_memory(Path("m"), read_only=True) as store:
+        assert store.labels() == {"cat": 2, "dog": 2, "great white shark": 2}
+    result = run(*words, "--durability", "eternal")
+    assert result.exit_code == 2
+    assert "process or full" in result.stderr

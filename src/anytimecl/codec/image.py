@@ -38,12 +38,12 @@ class ImageBytes:
     needs_image = True
 
     def __init__(self) -> None:
-        self._tokens_of: Callable[[list[ImageSource]], Tensor] | None = None
+        self._tokens_of: Callable[[list[bytes]], Tensor] | None = None
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()  # by digest, oldest use first
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def attach(self, tokens_of: Callable[[list[ImageSource]], Tensor]) -> None:
+    def attach(self, tokens_of: Callable[[list[bytes]], Tensor]) -> None:
         """Say how image files become tokens [image, token, width]."""
         self._tokens_of = tokens_of
         self.clear()

@@ -122,13 +122,16 @@ def load_model(name: str | None, meta: Mapping[str, str] | None = None) -> Backb
 
 @contextmanager
 def owning(
-    memory: Path, model: str | None, choose: Callable[[Settings], Settings] | None = None
+    memory: Path,
+    model: str | None,
+    choose: Callable[[Settings], Settings] | None = None,
+    **options: Any,
 ) -> Iterator[AnytimeClassifier]:
     """The classifier that may change its memory; `choose` makes one where there is none.
 
-    What is chosen must agree with what a memory was made with.
+    What is chosen must agree with what a memory was made with. `options` go to the memory.
     """
-    classifier = _open_to_write(memory, model, choose)
+    classifier = _open_to_write(memory, model, choose, options)
     try:
         yield classifier
     except KeyboardInterrupt:
@@ -143,7 +146,10 @@ def owning(
 
 
 def _open_to_write(
-    memory: Path, model: str | None, choose: Callable[[Settings], Settings] | None
+    memory: Path,
+    model: str | None,
+    choose: Callable[[Settings], Settings] | None,
+    options: Mapping[str, Any],
 ) -> AnytimeClassifier:
     from anytimecl.classifier import AnytimeClassifier
     from anytimecl.settings import Settings
@@ -160,7 +166,7 @@ def _open_to_write(
         raise ModelError(
             f"{backbone.spec.name} knows images only and cannot embed labels: choose another model."
         )
-    return AnytimeClassifier.open(memory, model=backbone, settings=settings)
+    return AnytimeClassifier.open(memory, model=backbone, settings=settings, **options)
 
 
 # Ctrl-C

@@ -53,6 +53,12 @@ def digest(ref: ImageRef) -> bytes:
         ) from error
 
 
+def contents(ref: ImageRef) -> bytes:
+    """The bytes of the file, as they are."""
+    with _opened(ref) as file:
+        return file.read(MAX_BYTES)
+
+
 def _digest(file: IO[bytes]) -> bytes:
     digest, left = hashlib.sha256(), MAX_BYTES
     while left > 0 and (chunk := file.read(1 << 20)):

@@ -61,6 +61,14 @@ def learn(
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Only the first N images.")
     ] = None,
+    cap: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Keep N examples: the largest class gives way."),
+    ] = None,
+    durability: Annotated[
+        str,
+        typer.Option(metavar="D", help="What an image survives: a killed process, or full: power."),
+    ] = "process",
     epochs: Annotated[
         int, typer.Option("--consolidate", min=0, metavar="EPOCHS", help="Consolidate at the end.")
     ] = 0,
@@ -76,7 +84,9 @@ def learn(
     def choose(settings: Settings) -> Settings:
         return _chosen(settings, codec, sampler, seed)
 
-    with _common.owning(memory, model, choose) as classifier:
+    if durability not in ("process", "full"):
+        raise typer.BadParameter("process or full.", param_hint="--durability")
+    with _common.owning(memory, model, choose, cap=cap, durability=durability) as classifier:
         if shuffle:
             random.Random(classifier.settings.seed).shuffle(refs)
         refs = refs[:limit]
@@ -196,7 +206,7 @@ def _teach(classifier: AnytimeClassifier, refs: Sequence[ImageRef], tally: Tally
 
 def _teach_one(classifier: AnytimeClassifier, ref: ImageRef) -> Learned | None:
     """Learn it, unless the same file was learned with the same label before."""
-    from anytimecl.commands._files import digest, shown
+    from anytimecl.commands._files import contents, digest, shown
     from anytimecl.labels import clean_label
 
     if ref.label is None:
@@ -208,7 +218,9 @@ def _teach_one(classifier: AnytimeClassifier, ref: ImageRef) -> Learned | None:
     key = hashlib.sha256(digest(ref) + label.encode()).hexdigest()
     if classifier.memory.has_key(key) is not None:
         return None
-    return classifier.learn_one(ref.load(), label, key=key)
+    image = ref.load()
+    kept = contents(ref) if classifier.settings.codec == "image" else image
+    return classifier.learn_one(kept, label, key=key)
 
 
 def _summarise(classifier: AnytimeClassifier, tally: Tally) -> None:

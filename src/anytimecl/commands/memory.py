@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from anytimecl.commands import _screen
+from anytimecl.commands import _common, _screen
+from anytimecl.errors import ModelError, StoreError
 
 if TYPE_CHECKING:
-    from anytimecl.checkpoint import Checkpoint
-    from anytimecl.memory import Store
+    from anytimecl.backbone import Backbone
 
 app = typer.Typer(name="memory", no_args_is_help=True, help="Look after a memory.")
 
@@ -74,20 +75,16 @@ def copy(
     from anytimecl import checkpoint as checkpoints
     from anytimecl.keeper import CHECKPOINT
     from anytimecl.memory import backup, open_memory
+    from anytimecl.transfer import outdated
 
     with open_memory(folder, read_only=True) as store:
         # Before the examples: what is learned since is repeated from the journal, but a checkpoint
         # that is ahead of its journal would be wrong.
         saved = checkpoints.load_beside_owner(folder / CHECKPOINT)
         made = backup(store, to)
-        if saved is not None and not _outdated(saved, store):
+        if saved is not None and not outdated(saved, store):
             checkpoints.save(saved, to / CHECKPOINT)
     typer.echo(f"Copied {folder} to {to} ({_screen.size(made.stat().st_size)}).")
-
-
-def _outdated(saved: Checkpoint, store: Store) -> bool:
-    """Whether something it knows was forgotten since."""
-    return any(event.kind == "forget" for event in store.events(saved.event))
 
 
 @app.command("compact")
@@ -98,3 +95,136 @@ def shrink(folder: Folder) -> None:
     with open_memory(folder) as store:
         gained = compact(store)
     typer.echo(f"Gave back {_screen.size(gained)}.")
+
+
+# Out and in
+
+
+@app.command("export")
+def write_out(
+    folder: Folder,
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="A new folder for the files.")],
+    features: Annotated[
+        str,
+        typer.Option(
+            metavar="F",
+            help="As safetensors: embeddings, tokens (large), or none, which needs no model.",
+        ),
+    ] = "embeddings",
+    model: _common.ModelOption = None,
+) -> None:
+    """Write a memory as Parquet and safetensors, for pandas and Hugging Face datasets.
+
+    What `memory import` reads is the same memory again. Works while another program learns.
+    """
+    from anytimecl.transfer import FEATURES, attached, export_classifier
+
+    look = None
+    if features != "none":
+        if features not in FEATURES:
+            known = ", ".join([*FEATURES, "none"])
+            raise typer.BadParameter(f"There are: {known}.", param_hint="--features")
+        meta = _common.read_meta(folder, read_only=True)
+        backbone = _load(model, meta, "or use --features none.")
+        look = FEATURES[features](backbone, attached(backbone, _codec_in(meta)))
+    with _screen.progress("export") as advance:
+        count = export_classifier(folder, to, features=look, progress=advance)
+    typer.echo(f"Exported {_screen.counted(count, 'example')} of {folder} to {to}.")
+
+
+@app.command("import")
+def read_in(
+    export: Annotated[Path, typer.Argument(help="Folder that `memory export` wrote.")],
+    to: Annotated[Path, typer.Option("--to", metavar="MEMORY", help="New or existing memory.")],
+    model: _common.ModelOption = None,
+) -> None:
+    """Read an export into a memory.
+
+    A new memory is the one that was exported, under the same numbers. To an existing one the
+    examples are added and learned; those that were imported before are passed over.
+    """
+    from anytimecl.memory.parquet import read_export
+    from anytimecl.transfer import import_classifier
+
+    found = read_export(export)
+    backbone = None
+    if model is not None:
+        backbone = _load(model, found.meta)
+        _check_model(backbone, found.meta, export)
+    told = "Stopped. What was added is kept, and the same command adds the rest."
+    with _common.if_interrupted(told), _screen.progress("import") as advance:
+        new, known = import_classifier(found, to, progress=advance)
+    passed = f", passed over {known:,} that were there" if known else ""
+    typer.echo(f"Imported {_screen.counted(new, 'example')} into {to}{passed}.")
+    if new:
+        _learn_what_came(to, backbone, found.meta)
+
+
+def _learn_what_came(to: Path, backbone: Backbone | None, meta: Mapping[str, str]) -> None:
+    """Open it once: what no checkpoint knows is learned, and a checkpoint written."""
+    from anytimecl.classifier import AnytimeClassifier
+
+    try:
+        backbone = backbone or _common.load_model(None, meta)
+    except ModelError as error:
+        typer.echo(f"They are learned when the memory is opened. {error}", err=True)
+        return
+    told = "Stopped. All is stored, and the rest is learned when the memory is opened next."
+    with _common.if_interrupted(told), _screen.progress("learn") as advance:
+        AnytimeClassifier.open(to, model=backbone, progress=advance).close()
+
+
+@app.command("reencode")
+def turn_over(
+    folder: Folder,
+    to: Annotated[Path, typer.Option("--to", metavar="NEW", help="A new folder.")],
+    model: _common.ModelOption = None,
+    codec: Annotated[
+        str | None, typer.Option(metavar="C", help="How the new memory stores examples.")
+    ] = None,
+) -> None:
+    """Learn all that a memory holds again, in a new one, for another model or codec.
+
+    Another model needs the images, so the memory must have been made with `--codec image`. Ctrl-C
+    stops it; the same command goes on from there. Ends with 1 if some image could not be used.
+    """
+    from anytimecl.codec import CODECS
+    from anytimecl.memory import open_memory
+    from anytimecl.transfer import reencode
+
+    if codec is not None and codec not in CODECS:
+        raise typer.BadParameter(f"There are: {', '.join(CODECS)}.", param_hint="--codec")
+    backbone = _load(model, _common.read_meta(folder, read_only=True))
+    with (
+        open_memory(folder, read_only=True) as source,
+        _common.if_interrupted("Stopped. The same command goes on from here."),
+        _screen.progress("reencode") as advance,
+    ):
+        made = reencode(source, to, backbone, codec=codec, progress=advance)
+    typer.echo(f"Learned {_screen.counted(made.examples, 'example')} of {folder} again in {to}.")
+    _screen.report([f"example {number}" for number in made.left_out], "Left out")
+    if made.left_out:
+        raise typer.Exit(1)
+
+
+def _load(model: str | None, meta: Mapping[str, str], otherwise: str = "") -> Backbone:
+    try:
+        return _common.load_model(model, meta)
+    except ModelError as error:
+        raise ModelError(f"{error} {otherwise}".strip()) from error
+
+
+def _codec_in(meta: Mapping[str, str]) -> str:
+    return str(json.loads(meta["settings"])["codec"])
+
+
+def _check_model(backbone: Backbone, meta: Mapping[str, str], export: Path) -> None:
+    from anytimecl.classifier import way_out
+
+    if meta.get("fingerprint") != backbone.spec.fingerprint:
+        made_with = json.loads(meta["spec"])["name"]
+        raise StoreError(
+            f"The export in {export} was made with the model {made_with!r}, not with "
+            f"{backbone.spec.name!r}. Import it without --model. "
+            + way_out(_codec_in(meta), "the new memory")
+        )

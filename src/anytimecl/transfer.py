@@ -1,0 +1,252 @@
+"""Whole classifiers on the move: exported, imported, or turned over to another model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anytimecl import checkpoint as checkpoints
+from anytimecl.backbone import Backbone, Spec
+from anytimecl.classifier import AnytimeClassifier, way_out
+from anytimecl.codec import Codec, ImageBytes, make_codec
+from anytimecl.errors import ImageError, ModelError, StoreError
+from anytimecl.images import load_image
+from anytimecl.keeper import CHECKPOINT
+from anytimecl.memory import Row, Store, open_memory
+from anytimecl.memory.parquet import (
+    Export,
+    Features,
+    Imported,
+    export_memory,
+    import_into,
+    import_new,
+)
+from anytimecl.settings import Settings
+from anytimecl.student import Progress
+from anytimecl.tail import Seen, embed
+
+AT_ONCE = 32  # records decoded together
+LEFT_OUT = "left out"  # the event of an example that could not be read
+
+
+# Features of stored examples
+
+
+def image_embeddings(backbone: Backbone, codec: Codec) -> Features:
+    """Stored examples to `embedding` [example, dim]: unit vectors of the original model, fp16."""
+
+    @torch.no_grad()
+    def look(records: Sequence[bytes]) -> Mapping[str, Tensor]:
+        parts = []
+        for start in range(0, len(records), AT_ONCE):
+            tokens = codec.decode(records[start : start + AT_ONCE], backbone.device)
+            vectors = embed(backbone.tail, backbone.spec.tail, tokens)
+            parts.append(F.normalize(vectors, dim=-1).half())
+        return {"embedding": torch.cat(parts)}
+
+    return look
+
+
+def image_tokens(backbone: Backbone, codec: Codec) -> Features:
+    """Stored examples to `tokens` [example, token, width], fp16."""
+
+    def look(records: Sequence[bytes]) -> Mapping[str, Tensor]:
+        parts = []
+        for start in range(0, len(records), AT_ONCE):
+            tokens = codec.decode(records[start : start + AT_ONCE], backbone.device)
+            if isinstance(tokens, Seen):
+                raise ModelError(
+                    f"The codec {codec.name!r} keeps what the tail sees, and no tokens: export "
+                    "embeddings instead."
+                )
+            parts.append(tokens.half())
+        return {"tokens": torch.cat(parts)}
+
+    return look
+
+
+FEATURES = {"embeddings": image_embeddings, "tokens": image_tokens}
+
+
+def attached(backbone: Backbone, name: str) -> Codec:
+    """The codec of that name, able to decode with this model."""
+    codec = make_codec(name, backbone.spec, backbone.tail)
+    if isinstance(codec, ImageBytes):
+        codec.attach(lambda files: backbone.encode([load_image(file) for file in files]))
+    return codec
+
+
+# Parquet
+
+
+def export_classifier(
+    folder: Path, to: Path, *, features: Features | None = None, progress: Progress | None = None
+) -> int:
+    """Memory and last checkpoint of `folder` into the new folder `to`; returns how many examples.
+
+    Another program may go on learning meanwhile.
+    """
+    with open_memory(folder, read_only=True) as store:
+        # Before the examples: what came since is repeated, but it must not be ahead of them.
+        saved = checkpoints.load_beside_owner(folder / CHECKPOINT)
+
+        def beside(part: Path) -> None:
+            if saved is not None and not outdated(saved, store):
+                checkpoints.save(saved, part / CHECKPOINT)
+
+        return export_memory(store, to, features=features, beside=beside, progress=progress)
+
+
+def outdated(saved: checkpoints.Checkpoint, store: Store) -> bool:
+    """Whether something that a checkpoint knows was forgotten since."""
+    return any(event.kind == "forget" for event in store.events(saved.event))
+
+
+def import_classifier(export: Export, to: Path, *, progress: Progress | None = None) -> Imported:
+    """The examples of an export into the memory in `to`.
+
+    A new memory is the one that was exported, checkpoint and all. To one that is there already
+    they are added, as examples to be learned when it is opened next.
+    """
+    to = Path(to)
+    if not to.exists() or not any(to.iterdir()):
+
+        def beside(part: Path) -> None:
+            saved = checkpoints.load(export.folder / CHECKPOINT)
+            if saved is not None:
+                checkpoints.save(saved, part / CHECKPOINT)
+
+        return import_new(export, to, beside=beside, progress=progress)
+    with open_memory(to) as store:
+        _check_same_kind(export.meta, store, to)
+        return import_into(export, store, progress=progress)
+
+
+def _check_same_kind(meta: Mapping[str, str], store: Store, to: Path) -> None:
+    theirs, ours = _kind(meta), _kind(store.meta)
+    if theirs != ours:
+        raise StoreError(
+            f"The export holds records of the model {theirs[1]!r} in the codec {theirs[2]!r}, and "
+            f"the memory in {to} those of {ours[1]!r} in {ours[2]!r}. Import them into a new "
+            "folder. " + way_out(theirs[2], "that folder")
+        )
+
+
+def _kind(meta: Mapping[str, str]) -> tuple[str, str, str]:
+    try:
+        name = Spec.from_dict(json.loads(meta["spec"])).name
+        return meta["fingerprint"], name, str(json.loads(meta["settings"])["codec"])
+    except KeyError as error:
+        raise StoreError("It was not made by a classifier: it tells no model.") from error
+
+
+# Another model, or another codec
+
+
+class Reencoded(NamedTuple):
+    """How many examples were learned, and which of the old memory could not be read."""
+
+    examples: int
+    left_out: tuple[int, ...]
+
+
+def reencode(
+    source: Store,
+    to: Path,
+    backbone: Backbone,
+    *,
+    codec: str | None = None,
+    progress: Progress | None = None,
+) -> Reencoded:
+    """Learn all that is stored in `source` again, with another model or codec, in a new folder.
+
+    The order, labels, candidates and keys are the same; the numbers are not. It may be stopped at
+    any moment: the next call goes on from there. `to` appears when all is done.
+    """
+    if to.exists() and any(to.iterdir()):
+        raise StoreError(f"{to} is there already: choose a new folder.")
+    was = Settings.from_json(source.meta["settings"])
+    settings = dataclasses.replace(was, codec=codec or was.codec)
+    teach = _teacher(source, was.codec, backbone)
+    part = to.with_name(f".{to.name}.part")
+    labels = list(source.ids())
+    if not _is_beginning(part, labels, backbone, settings):
+        shutil.rmtree(part, ignore_errors=True)
+    with AnytimeClassifier.open(part, model=backbone, settings=settings) as classifier:
+        for done in range(classifier.memory.last, len(labels)):  # each is one event there
+            example = labels[done][0]
+            rows = source.rows([example])
+            if not rows or not teach(classifier, rows[0][1]):
+                classifier.memory.record_event(LEFT_OUT, {"example": example})
+            if progress is not None:
+                progress(done + 1, len(labels))
+        events = classifier.memory.events()
+        left_out = tuple(e.data["example"] for e in events if e.kind == LEFT_OUT)
+        count = len(classifier)
+    if to.exists():
+        to.rmdir()
+    os.replace(part, to)
+    return Reencoded(count, left_out)
+
+
+def _teacher(
+    source: Store, codec: str, backbone: Backbone
+) -> Callable[[AnytimeClassifier, Row], bool]:
+    """How a stored example is taught to another classifier; it says whether it could be read."""
+    if codec == ImageBytes.name:
+        return _teach_image
+    if source.meta["fingerprint"] != backbone.spec.fingerprint:
+        raise StoreError(
+            f"The memory was made with another model than {backbone.spec.name!r}, in the codec "
+            f"{codec!r}. {way_out(codec, 'it')}"
+        )
+    decoder = make_codec(codec, backbone.spec, backbone.tail)
+
+    def teach(classifier: AnytimeClassifier, row: Row) -> bool:
+        try:
+            tokens = decoder.decode([row.record])
+        except StoreError:
+            return False
+        if isinstance(tokens, Seen):
+            raise ModelError(
+                f"The codec {codec!r} keeps what the tail sees, and no tokens: nothing else can be "
+                "made of its records."
+            )
+        classifier.learn_tokens(tokens[0], row.label, candidates=row.candidates, key=row.key)
+        return True
+
+    return teach
+
+
+def _teach_image(classifier: AnytimeClassifier, row: Row) -> bool:
+    try:
+        [file] = ImageBytes().images([row.record])
+        load_image(file)
+    except (StoreError, ImageError):
+        return False
+    classifier.learn_one(file, row.label, candidates=row.candidates, key=row.key)
+    return True
+
+
+def _is_beginning(
+    part: Path, labels: Sequence[tuple[int, str]], backbone: Backbone, settings: Settings
+) -> bool:
+    """Whether a folder holds the first part of the same work."""
+    try:
+        with open_memory(part, read_only=True) as store:
+            if store.meta["fingerprint"] != backbone.spec.fingerprint:
+                return False
+            if store.meta["settings"] != settings.to_json() or store.last > len(labels):
+                return False
+            return all(labels[number - 1][1] == label for number, label in store.ids())
+    except (StoreError, KeyError):
+        return False

@@ -1,0 +1,209 @@
+"""Classifiers that are exported, imported, or turned over to another model."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from tests.helpers import differing, knowledge, lesson, lessons, model, picture, settings, taught
+
+from anytimecl import transfer
+from anytimecl.classifier import AnytimeClassifier
+from anytimecl.codec import make_codec
+from anytimecl.errors import ModelError, StoreError
+from anytimecl.learner import Learner
+from anytimecl.memory import open_memory
+from anytimecl.memory.parquet import read_export
+from anytimecl.tail import embed
+from anytimecl.transfer import export_classifier, import_classifier, reencode
+
+
+def opened(folder: Path, **options: Any) -> AnytimeClassifier:
+    return AnytimeClassifier.open(folder, **{"model": model(), **options})
+
+
+def lived(folder: Path, **changes: Any) -> Path:
+    """A memory with a checkpoint, and lessons after it."""
+    with opened(folder, settings=settings(**changes)) as classifier:
+        classifier.learn_many(lessons(8))
+        classifier.consolidate(1)
+        classifier.forget(example_id=3)
+        classifier.learn_one(picture(40), "dog", candidates=["dog", "cat"], key="a key")
+    return folder
+
+
+def test_an_imported_classifier_is_the_exported_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(lived(tmp_path / "a")) as classifier:
+        classifier.learn_many(lessons(4, start=8))  # in no checkpoint yet
+        assert export_classifier(tmp_path / "a", tmp_path / "out") == 12
+        before = knowledge(classifier)
+    import_classifier(read_export(tmp_path / "out"), tmp_path / "b")
+    with opened(tmp_path / "b") as again:
+        after = knowledge(again)
+        assert after.pop("event") == before.pop("event") + 1  # the journal tells of the import
+        assert differing(before, after) == []
+    monkeypatch.setattr(Learner, "look_ahead", lambda *_: pytest.fail("it learned again"))
+    import_classifier(read_export(tmp_path / "out"), tmp_path / "c")
+    shutil.copytree(tmp_path / "b" / "checkpoint", tmp_path / "d")
+    opened(tmp_path / "b").close()
+
+
+def test_what_is_added_to_a_memory_is_learned_when_it_is_opened(tmp_path: Path) -> None:
+    export_classifier(lived(tmp_path / "a"), tmp_path / "out")
+    with opened(tmp_path / "b", settings=settings()) as classifier:
+        classifier.learn_many(lessons(5, start=20))
+    found = read_export(tmp_path / "out")
+    assert import_classifier(found, tmp_path / "b") == (8, 0)
+    assert import_classifier(found, tmp_path / "b") == (0, 8)
+    straight = taught(range(20, 25))
+    with open_memory(tmp_path / "a", read_only=True) as source:
+        for _, row in source.rows(source.all_ids()):
+            tokens = make_codec("tokens-fp32", model().spec, model().tail).decode([row.record])
+            straight.learn_tokens(tokens[0], row.label, candidates=row.candidates)
+    done: list[tuple[int, int]] = []
+    with opened(tmp_path / "b", progress=lambda *at: done.append(at)) as classifier:
+        assert done == [(number, 8) for number in range(1, 9)]
+        assert differing(knowledge(straight), knowledge(classifier)) == []
+
+
+def test_a_long_journal_is_kept_as_it_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path, settings=settings()) as classifier:
+        classifier.learn_many(lessons(12))
+        whole = knowledge(classifier)
+    shutil.rmtree(tmp_path / "checkpoint")
+    monkeypatch.setattr("anytimecl.keeper.CHECKPOINT_EVERY", 4)
+
+    def stop(done: int, total: int) -> None:
+        if done == 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        opened(tmp_path, progress=stop)
+    done: list[int] = []
+    with opened(tmp_path, progress=lambda at, _: done.append(at)) as classifier:
+        assert done == [1, 2, 3, 4]  # eight were in a checkpoint
+        assert differing(whole, knowledge(classifier)) == []
+
+
+def test_another_kind_of_memory_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    export_classifier(lived(tmp_path / "a"), tmp_path / "out")
+    export_classifier(lived(tmp_path / "images", codec="image"), tmp_path / "pictures")
+    with opened(tmp_path / "b", model=model(seed=1), settings=settings()) as classifier:
+        classifier.learn_one(*lesson(0))
+    with pytest.raises(StoreError, match=r"tiny clip 0.*cannot be turned into"):
+        import_classifier(read_export(tmp_path / "out"), tmp_path / "b")
+    with pytest.raises(StoreError, match="memory reencode"):
+        import_classifier(read_export(tmp_path / "pictures"), tmp_path / "b")
+    with pytest.raises(StoreError, match=f"reencode {tmp_path / 'images'} --to NEW"):
+        opened(tmp_path / "images", model=model(seed=1))
+    with open_memory(tmp_path / "b", read_only=True) as memory:
+        assert len(memory) == 1
+
+
+@pytest.mark.parametrize("codec", ["tokens-fp32", "attention-pca", "image"])
+def test_embeddings_are_those_of_the_original_model(codec: str, tmp_path: Path) -> None:
+    lived(tmp_path / "a", codec=codec)
+    made = transfer.attached(model(), codec)
+    look = transfer.image_embeddings(model(), made)
+    export_classifier(tmp_path / "a", tmp_path / "out", features=look)
+    [file] = (tmp_path / "out" / "features").iterdir()
+    found = load_file(file)
+    assert found["id"].tolist() == [1, 2, 4, 5, 6, 7, 8, 11]
+    with torch.no_grad():
+        tokens = model().encode([picture(0)])
+        expected = F.normalize(embed(model().tail, model().spec.tail, tokens), dim=-1)
+    off = (found["embedding"][0].float() - expected[0]).abs().max()
+    assert off < (0.2 if codec == "attention-pca" else 2e-3)
+
+
+def test_tokens_are_exported_where_there_are_any(tmp_path: Path) -> None:
+    lived(tmp_path / "a")
+    look = transfer.image_tokens(model(), transfer.attached(model(), "tokens-fp32"))
+    export_classifier(tmp_path / "a", tmp_path / "out", features=look)
+    [file] = (tmp_path / "out" / "features").iterdir()
+    torch.testing.assert_close(
+        load_file(file)["tokens"][0], model().encode([picture(0)])[0].half(), rtol=0, atol=1e-3
+    )
+    lived(tmp_path / "b", codec="attention-pca")
+    look = transfer.image_tokens(model(), transfer.attached(model(), "attention-pca"))
+    with pytest.raises(ModelError, match="export embeddings"):
+        export_classifier(tmp_path / "b", tmp_path / "none", features=look)
+    assert not (tmp_path / "none").exists()
+
+
+# Another model
+
+
+def test_stored_images_are_turned_over_to_another_model(tmp_path: Path) -> None:
+    other = model(seed=1)
+    lived(tmp_path / "a", codec="image")
+    with open_memory(tmp_path / "a", read_only=True) as source:
+        made = reencode(source, tmp_path / "b", other, codec="tokens-fp32")
+        rows = source.rows(source.all_ids())
+    assert made == (8, ())
+    straight = AnytimeClassifier.open(model=other, settings=settings())
+    for number in (0, 1, 3, 4, 5, 6, 7):
+        straight.learn_one(*lesson(number))
+    straight.learn_one(picture(40), "dog", candidates=["dog", "cat"])
+    with opened(tmp_path / "b", model=other) as classifier:
+        assert differing(knowledge(straight), knowledge(classifier)) == []
+        found = classifier.memory.rows(classifier.memory.all_ids())
+        for (_, old), (_, new) in zip(rows, found, strict=True):
+            assert (old.label, old.candidates, old.key) == (new.label, new.candidates, new.key)
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
+
+
+def test_tokens_become_another_codec_of_the_same_model_alone(tmp_path: Path) -> None:
+    lived(tmp_path / "a")
+    with open_memory(tmp_path / "a", read_only=True) as source:
+        assert reencode(source, tmp_path / "b", model(), codec="attention-pca") == (8, ())
+        with pytest.raises(StoreError, match="codec image"):
+            reencode(source, tmp_path / "c", model(seed=1))
+        with pytest.raises(StoreError, match="new folder"):
+            reencode(source, tmp_path / "b", model())
+    with (
+        open_memory(tmp_path / "b", read_only=True) as source,
+        pytest.raises(ModelError, match="no tokens"),
+    ):
+        reencode(source, tmp_path / "c", model(), codec="tokens-fp16")
+    with opened(tmp_path / "b") as classifier:
+        assert classifier.settings.codec == "attention-pca"
+
+
+def test_reencoding_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lived(tmp_path / "a", codec="image")
+    with open_memory(tmp_path / "a") as memory:
+        memory.append("cat", make_codec("image", model().spec, {}).encode_image(b"no image"))  # type: ignore[attr-defined]
+        memory.append("cat", b"not even a record")
+
+    def stop(done: int, total: int) -> None:
+        if done == 9:
+            raise KeyboardInterrupt
+
+    with open_memory(tmp_path / "a", read_only=True) as source:
+        with pytest.raises(KeyboardInterrupt):
+            reencode(source, tmp_path / "b", model(), codec="tokens-fp32", progress=stop)
+        assert not (tmp_path / "b").exists()
+        done: list[int] = []
+        made = reencode(
+            source,
+            tmp_path / "b",
+            model(),
+            codec="tokens-fp32",
+            progress=lambda at, _: done.append(at),
+        )
+        assert done == [10]
+        assert made == (8, (12, 13))
+    with opened(tmp_path / "b") as classifier:
+        assert len(classifier) == 8
