@@ -14,7 +14,6 @@ options = { beta = 0.1 }         # optional, as are codec and components
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -140,8 +139,3 @@ def cells(recipe: Recipe, seeds: Sequence[int] | None, only: Sequence[str]) -> l
         for subject in subjects
         for seed in (recipe.seeds if seeds is None else seeds)
     ]
-
-
-def changed(recipe: Recipe, **changes: Any) -> Recipe:
-    """With other values, where they are given."""
-    return dataclasses.replace(recipe, **{k: v for k, v in changes.items() if v is not None})

@@ -10,8 +10,6 @@ from typing import Any
 
 from anytimecl.bench.metrics import Matrix
 
-OURS = ("online", "offline")  # methods with a blend
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -59,10 +57,7 @@ class Results:
 
     def reading(self, recipe: str, method: str) -> str:
         """How a method is read unless told otherwise: AnytimeCL by its default blend."""
-        line = next(line for line in self.of(recipe) if line["name"] == method)
-        if line["method"] not in OURS:
-            return ""
-        return "ocw" if line["options"].get("paper") else "paired"
+        return str(next(line for line in self.of(recipe) if line["name"] == method)["reading"])
 
     def by_stage(
         self, recipe: str, method: str, reading: str | None = None, kind: str = "task"

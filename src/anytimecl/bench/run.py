@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,7 +30,7 @@ import torch
 import anytimecl
 from anytimecl.bench._progress import tell
 from anytimecl.bench.methods import METHODS, Method
-from anytimecl.bench.recipe import Cell, Recipe, cells, changed, read_recipe
+from anytimecl.bench.recipe import Cell, Recipe, cells, read_recipe
 from anytimecl.bench.scenarios import Question
 from anytimecl.bench.studio import Shelf, Studio
 from anytimecl.bench.world import CHUNK, pick
@@ -72,7 +72,7 @@ def run_cell(studio: Studio, cell: Cell) -> Line:
                 "answers": ask(studio, method, questions),
             }
         )
-    line = about(studio, cell)
+    line = about(studio, cell) | {"reading": method.default}
     if chosen.codec is not None:
         line["bytes"] = studio.records(chosen.codec, chosen.components).bytes
     return line | {"results": told, "seconds": round(time.perf_counter() - began, 3)}
@@ -160,6 +160,8 @@ def run(
     validation: bool = False,
 ) -> int:
     """Every cell of these recipes that `out` does not hold; returns how many failed."""
+    if validation:  # so that no table ever mixes the two
+        recipes = [replace(recipe, name=f"{recipe.name}-validation") for recipe in recipes]
     done = {key_of(line) for line in read_lines(out) if "error" not in line}
     shelf = Shelf()
     studios = {each.name: Studio(each, data, device, validation, shelf) for each in recipes}
@@ -254,12 +256,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="methods, by name or kind, with commas")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--validation", action="store_true", help="never look at test images")
-    parser.add_argument("--per-class", type=int, help="training examples of each class, at most")
     given = parser.parse_args(words)
     try:
-        recipes = [read_recipe(file, given.group) for file in given.recipe]
         failed = run(
-            [changed(recipe, per_class=given.per_class) for recipe in recipes],
+            [read_recipe(file, given.group) for file in given.recipe],
             given.data,
             given.out,
             device=given.device,

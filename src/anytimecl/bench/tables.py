@@ -13,7 +13,17 @@ from anytimecl.bench import metrics
 from anytimecl.bench.metrics import spread
 from anytimecl.bench.results import Results
 
-BLENDS = ("original", "tuned", "average", "aim", "ocw_rounded", "ocw", "ocw_other", "paired")
+BLENDS = (
+    "original",
+    "tuned",
+    "average",
+    "aim",
+    "ocw_rounded",
+    "ocw",
+    "ocw_other",
+    "paired",
+    "gated",
+)
 FLEXIBLE = ("zero-shot", "union", "mix")
 NONE = "–"
 
@@ -181,7 +191,7 @@ def codec_tables(results: Results, recipe: str) -> list[Table]:
         accuracies = [
             _told(results.final(recipe, name, "task", reading, task))
             for task in tasks
-            for reading in ("tuned", "paired")
+            for reading in ("tuned", None)
         ]
         told = [f"{size / 1000:.1f}" if size else NONE, f"{time['ms']:.1f}" if time else NONE]
         rows.append([name, *told, *accuracies, *_paper_codec(name)])

@@ -17,6 +17,8 @@ class Method(ABC):
 
     online: ClassVar[bool] = False  # learns every example as it comes, not a whole stage or task
 
+    default: str = ""  # which of its readings is the answer
+
     def __init__(self, world: World) -> None:
         self.world = world
 
@@ -30,4 +32,4 @@ class Method(ABC):
 
     def readings(self, tokens: Tensor | Seen, names: Sequence[str]) -> dict[str, Tensor]:
         """Several ways to read the same learned state, by name; most methods have one."""
-        return {"": self.predict(tokens, names)}
+        return {self.default: self.predict(tokens, names)}

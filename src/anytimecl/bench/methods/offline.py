@@ -14,6 +14,7 @@ from anytimecl.bench.world import World
 from anytimecl.blend import BLENDS, Estimates, blend
 from anytimecl.learner import Learner, LearnerConfig
 from anytimecl.loss import anytime_loss
+from anytimecl.settings import Settings
 from anytimecl.tail import Seen
 
 
@@ -26,6 +27,7 @@ class Offline(Method):
 
     def __init__(self, world: World, *, epochs: int = 10, batch: int = 256) -> None:
         super().__init__(world)
+        self.default = Settings().blend
         self.learner = Learner(world.spec, world.tail, LearnerConfig())
         self.estimates = Estimates()
         self.schedule = Schedule(epochs=epochs, batch=batch)
@@ -49,7 +51,7 @@ class Offline(Method):
 
     def predict(self, tokens: Tensor | Seen, names: Sequence[str]) -> Tensor:
         """The default blend."""
-        return self.readings(tokens, names)["paired"]
+        return self.readings(tokens, names)[self.default]
 
     def readings(self, tokens: Tensor | Seen, names: Sequence[str]) -> dict[str, Tensor]:
         """Every blend."""

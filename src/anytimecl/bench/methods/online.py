@@ -22,7 +22,7 @@ class Online(Method):
     """The method of this project, as `AnytimeClassifier` runs it, all blends read at once.
 
     `batch` keeps the ratio of learning rate to batch size, as the paper's ablation does. `etas`
-    are further memories of the estimates, read as "paired eta=0.9" and so on: estimates follow
+    are further memories of the estimates, read as "ocw eta=0.9" and so on: estimates follow
     from the same scored examples, so they need no run of their own. `paper` is the paper's
     setting where this project's default differs: the model's own scale in the loss, and OCW.
     """
@@ -46,8 +46,8 @@ class Online(Method):
             plain, batch=batch, beta=beta, tune=tune, lr=plain.lr * batch / plain.batch
         )
         config = replace(config, scale=None) if paper else config
-        self.default = "ocw" if paper else "paired"
         settings = Settings(seed=world.seed, sampler=sampler, learner=config)
+        self.default = "ocw" if paper else settings.blend
         self.stream = StreamLearner(
             world.spec, world.tail, settings, world.examples, world.labels, world.vectors
         )
@@ -71,7 +71,7 @@ class Online(Method):
         for estimates in self.etas:
             records = [estimates.of(name) for name in names]
             other = replace(opinions, records=records, overall=estimates.overall)
-            for name in ("paired", "ocw"):
+            for name in (self.default, "ocw"):
                 read[f"{name} eta={estimates.eta:g}"] = blend(name, other)
         return read
 
