@@ -91,7 +91,7 @@ class Engine:
         """One for each image."""
         asked = None if labels is None else clean_labels(labels)
         if asked is None and not self.classifier.labels:
-            raise Problem(422, "Nothing is learned yet: say which labels to choose from.")
+            raise Problem(409, "Nothing is learned yet: say which labels to choose from.")
         decoded = await asyncio.gather(*(self._decode(image) for image in images))
         tokens = torch.stack(await self._encode([pixels for pixels, _ in decoded]))
         return await self.answer(
@@ -109,9 +109,7 @@ class Engine:
     ) -> Taught:
         """Durable when it returns."""
         name = clean_label(label)
-        chosen = None if candidates is None else clean_labels(candidates)
-        if chosen is not None and name not in chosen:
-            raise Problem(422, f"The label {name!r} is not among its candidates.")
+        chosen = None if candidates is None else clean_labels([name, *candidates])
         if key is not None:
             known = await self.answer(lambda: self._known(key, name))
             if known is not None:  # spare the trunk
@@ -286,7 +284,7 @@ class Engine:
         taught = memory.example(example).label
         if taught != label:
             raise Problem(
-                422, f"The idempotency key belongs to example {example}, which is {taught!r}."
+                409, f"The idempotency key belongs to example {example}, which is {taught!r}."
             )
         return Taught(example, label, repeated=True, outcome=None)
 

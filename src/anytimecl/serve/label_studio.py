@@ -73,7 +73,9 @@ class PredictTasks(BaseModel):
     """What Label Studio sends to have tasks predicted."""
 
     tasks: list[Task] = Field(max_length=IMAGES)
-    label_config: str = Field(max_length=LONGEST_CONFIG)
+    label_config: str = Field(
+        max_length=LONGEST_CONFIG, json_schema_extra={"format": "label-studio-config"}
+    )
 
 
 def make_router(engine: Engine, studio: Studio) -> APIRouter:
@@ -167,7 +169,9 @@ async def _predict(
     try:
         image = await _fetch(studio, data.get(control.field))
         [prediction] = await engine.predict([image], control.labels, 1.0)
-    except ImageError:
+    except (ImageError, Problem) as error:
+        if isinstance(error, Problem) and error.status != 422:
+            raise  # not the picture's fault: ask again
         return {"result": [], "score": 0.0, "model_version": MODEL_VERSION}
     return {
         "result": [

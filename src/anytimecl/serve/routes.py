@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from anytimecl import __version__
@@ -56,14 +56,22 @@ _STREAM: dict[str, Any] = {
 }
 
 
+async def check_query(request: Request) -> None:
+    """A parameter that is not known is a mistake, and not to be passed over in silence."""
+    known = {field.alias for field in request.scope["route"].dependant.query_params}
+    for name in request.query_params:
+        if name not in known:
+            raise Problem(422, f"There is no parameter {name[:60]!r}.")
+
+
 def make_router(engine: Engine) -> APIRouter:
     """Every route under /v1."""
-    router = APIRouter(prefix="/v1")
+    router = APIRouter(prefix="/v1", dependencies=[Depends(check_query)])
 
     @router.post(
         "/predict",
         summary="Classify images",
-        responses=problem_responses(413, 415, 422),
+        responses=problem_responses(409, 413, 415, 422),
         openapi_extra=dict(body_schema(PredictAsked, "images", many=True)),
     )
     async def predict(request: Request) -> PredictTold:
@@ -75,7 +83,7 @@ def make_router(engine: Engine) -> APIRouter:
     @router.post(
         "/learn",
         summary="Learn one labelled image",
-        responses=problem_responses(413, 415, 422),
+        responses=problem_responses(409, 413, 415, 422),
         openapi_extra=dict(body_schema(LearnAsked, "image", many=False)),
     )
     async def learn(request: Request, key: Key = None) -> LearnTold:
@@ -119,7 +127,7 @@ def make_router(engine: Engine) -> APIRouter:
         """Its record is overwritten; what the weights took from it wears off."""
         return ForgotTold(forgotten=await engine.forget_example(example))
 
-    @router.get("/labels", summary="Every label learned", responses=problem_responses())
+    @router.get("/labels", summary="Every label learned", responses=problem_responses(422))
     async def labels() -> LabelsTold:
         """With examples and estimates, in order of first appearance."""
         return LabelsTold(labels=_labels(await engine.answer(engine.stats)))
@@ -133,7 +141,7 @@ def make_router(engine: Engine) -> APIRouter:
         """For good."""
         return ForgotTold(forgotten=await engine.forget_label(label))
 
-    @router.get("/stats", summary="The service in numbers", responses=problem_responses())
+    @router.get("/stats", summary="The service in numbers", responses=problem_responses(422))
     async def stats() -> StatsTold:
         """What the page shows."""
         return _stats(engine, await engine.answer(engine.stats))
@@ -187,7 +195,7 @@ def make_router(engine: Engine) -> APIRouter:
         "/events",
         summary="Follow everything that happens",
         response_class=StreamingResponse,
-        responses=problem_responses() | {200: _STREAM},
+        responses=problem_responses(422) | {200: _STREAM},
     )
     async def events() -> StreamingResponse:
         """`learned`, `forgotten` and `job`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from anytimecl.labels import LONGEST
 
@@ -37,6 +37,14 @@ Image = Annotated[
         json_schema_extra={"format": "byte"},
     ),
 ]
+
+
+def _whole(value: object) -> object:
+    """In JSON 2.0 is a whole number too."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Count = Annotated[int, BeforeValidator(_whole)]
 Probability = Annotated[float, Field(ge=0, le=1.001)]
 
 
@@ -60,7 +68,7 @@ class PredictAsked(Asked):
         default=None, min_length=1, max_length=LABELS,
         description="What to choose from; without it, every label learned so far.",
     )  # fmt: skip
-    top_k: int = Field(
+    top_k: Count = Field(
         default=5, ge=1, le=LABELS, description="How many labels to tell, best first."
     )
     threshold: float = Field(
@@ -80,14 +88,16 @@ class LearnAsked(Asked):
     label: Label
     candidates: list[Label] | None = Field(
         default=None, min_length=1, max_length=LABELS,
-        description="What it is told apart from; without it, every label seen. It holds the label.",
+        description="What it is told apart from; without it, every label seen.",
     )  # fmt: skip
 
 
 class ConsolidateAsked(Asked):
     """How long to practise."""
 
-    epochs: int = Field(default=1, ge=1, le=100, description="How often to go through the memory.")
+    epochs: Count = Field(
+        default=1, ge=1, le=100, description="How often to go through the memory."
+    )
 
 
 class Score(BaseModel):
@@ -240,7 +250,7 @@ _WORDS = {
     403: "The token, or the page that asks, may not do this",
     404: "There is no such thing",
     408: "The request came too slowly",
-    409: "Not now",
+    409: "It does not go with what is stored or under way",
     413: "Too large",
     415: "Neither JSON nor multipart/form-data",
     422: "The request makes no sense",
