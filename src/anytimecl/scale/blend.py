@@ -122,7 +122,7 @@ def blend(name: str, panel: Panel) -> Tensor:
     """Probabilities [image, label]."""
     alpha = weights(name, panel)
     original, *others = panel.probabilities
-    mixed = _total([a * p for a, p in zip(alpha, others, strict=True)])
+    mixed: Tensor = _total([a * p for a, p in zip(alpha, others, strict=True)])
     mixed = mixed + (1 - _total(alpha)) * original
     return gate(mixed, alpha, panel) if name == "gated" else mixed
 
@@ -134,8 +134,9 @@ def weights(name: str, panel: Panel) -> Tensor:
 
 def ocw(panel: Panel) -> Tensor:
     """Each model in proportion to its estimated accuracy."""
-    original, *others = panel.column(lambda mark: mark.right)
-    return torch.stack(others) / (_total(others) + original + EPSILON)
+    right = panel.column(lambda mark: mark.right)  # [model, label]
+    others: Tensor = right[1:]
+    return others / (_total(others) + right[0] + EPSILON)
 
 
 def shared(panel: Panel) -> Tensor:
@@ -149,7 +150,7 @@ def shared(panel: Panel) -> Tensor:
     counts = [mark.alone + prior for mark, prior in zip(panel.overall, start, strict=True)]
     overall = panel.probabilities[0].new_tensor(counts) / sum(counts)
     alone = panel.column(lambda mark: mark.alone) + SHARE * overall.unsqueeze(1)
-    sharp = alone**SHARPNESS
+    sharp: Tensor = alone**SHARPNESS
     return sharp[1:] / sharp.sum(0)
 
 
