@@ -38,7 +38,8 @@ from anytimecl.codec import (
 from anytimecl.errors import ModelError
 from anytimecl.tail import Dense, LowRank, Seen, look
 
-AS_TOKENS = ("image", "tokens-fp16")  # what comes back is the tokens that went in
+SOME = 64  # images that a process encodes at a time
+FEW = 4  # times that, and starting processes costs more than it saves
 Tokens = NDArray[np.float16]  # [image, token, width], on disk
 
 
@@ -128,17 +129,22 @@ def _encode(
     tokens: Sequence[Tokens],
 ) -> None:
     work = [
-        (str(array.filename), chosen[start : start + 64])  # type: ignore[attr-defined]
+        (str(array.filename), chosen[start : start + SOME])  # type: ignore[attr-defined]
         for (_, chosen), array in zip(parts, tokens, strict=True)
-        for start in range(0, len(chosen), 64)
+        for start in range(0, len(chosen), SOME)
     ]
     tail = {key: value.cpu().numpy() for key, value in backbone.tail.items()}
     about = (name, backbone.spec, tail, components, str(fit))
     records: list[bytes] = []
-    count = min(os.cpu_count() or 1, len(work))
-    with ProcessPoolExecutor(count, get_context("spawn"), _begin, (about,)) as pool:
-        for some in track(list(pool.map(_encode_some, work)), f"encoding {file.stem}"):
-            records += some
+    if len(work) < FEW:
+        _begin(about)
+        for some in work:
+            records += _encode_some(some)
+    else:
+        count = min(os.cpu_count() or 1, len(work))
+        with ProcessPoolExecutor(count, get_context("spawn"), _begin, (about,)) as pool:
+            for found in track(pool.map(_encode_some, work), f"encoding {file.stem}"):
+                records += found
     write_records(file, records)
 
 
@@ -152,7 +158,7 @@ def _begin(about: tuple[str, Spec, dict[str, NDArray[np.float32]], int | None, s
     codec = component_codec(name, spec, weights, components)
     if isinstance(codec, (Vq, PcaDataset)):
         codec.load(fit)
-    _worker.append(codec)
+    _worker[:] = [codec]
 
 
 def _encode_some(work: tuple[str, Sequence[int]]) -> list[bytes]:

@@ -57,7 +57,8 @@ class Results:
 
     def reading(self, recipe: str, method: str) -> str:
         """How a method is read unless told otherwise: AnytimeCL by its default blend."""
-        return str(next(line for line in self.of(recipe) if line["name"] == method)["reading"])
+        found = [line["reading"] for line in self.of(recipe) if line["name"] == method]
+        return str(found[0]) if found else ""
 
     def by_stage(
         self, recipe: str, method: str, reading: str | None = None, kind: str = "task"
