@@ -12,6 +12,7 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from anytimecl import images
 from anytimecl.errors import ImageError
-from anytimecl.images import ImageRef, iter_images, load_image, load_many
+from anytimecl.images import ImageRef, _bytes, _decode, _zips, iter_images, load_image, load_many
 
 Pixel = tuple[int, ...]
 
@@ -427,7 +427,7 @@ class Endless:
 
 
 def test_streams_that_fail_or_never_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "MAX_BYTES", 2**21)
+    monkeypatch.setattr(_bytes, "MAX_BYTES", 2**21)
     assert "Input/output error" in refusal(Faulty())
     assert "(Endless): it is larger than 2097152 bytes" in refusal(Endless())
 
@@ -437,10 +437,10 @@ def test_a_file_over_the_byte_cap_is_not_read(
 ) -> None:
     data = picture()
     (tmp_path / "a.png").write_bytes(data)
-    monkeypatch.setattr(images, "MAX_BYTES", len(data))
+    monkeypatch.setattr(_bytes, "MAX_BYTES", len(data))
     assert load_image(tmp_path / "a.png").size == load_image(data).size == (3, 2)
-    monkeypatch.setattr(images, "MAX_BYTES", len(data) - 1)
-    monkeypatch.setattr(images, "_read_stream", lambda file: pytest.fail("it was read"))
+    monkeypatch.setattr(_bytes, "MAX_BYTES", len(data) - 1)
+    monkeypatch.setattr(_bytes, "read_stream", lambda file: pytest.fail("it was read"))
     assert "larger than" in refusal(tmp_path / "a.png")
     assert "larger than" in refusal(data)
 
@@ -468,7 +468,7 @@ def test_the_pixel_cap_is_exact_and_holds_for_every_kind_of_source() -> None:
 def test_the_webp_canvas_is_known_before_pillow_sees_the_file(mode: str, lossless: bool) -> None:
     for size in ((1, 1), (300, 200), (200, 300), (2, 16383 // 100)):
         data = encode(Image.new(mode, size, (9, 8, 7, 6)[: len(mode)]), "WEBP", lossless=lossless)
-        assert images._webp_canvas(data) == size
+        assert _decode.webp_canvas(data) == size
 
 
 def test_nothing_is_decoded_beyond_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,11 +510,11 @@ def test_the_tile_of_a_tiff_is_found(order: str, kind: str) -> None:
     ]
     start = b"II*\0" if order == "<" else b"MM\0*"
     data = start + struct.pack(f"{order}IxxH", 10, 3) + b"".join(entries)
-    assert images._tiff_tile(data, (1, 2)) == (640, 16)
-    assert images._tiff_tile(data[:20], (1, 2)) == (1, 2)
+    assert _decode.tiff_tile(data, (1, 2)) == (640, 16)
+    assert _decode.tiff_tile(data[:20], (1, 2)) == (1, 2)
     eight = struct.pack("<HHQQ", 322, 16, 1, 2**40) + struct.pack("<HHQHxxxxxx", 323, 3, 1, 9)
     data = b"II+\0\x08\0\0\0" + struct.pack("<QQ", 16, 2) + eight
-    assert images._tiff_tile(data, (1, 2)) == (2**40, 9)
+    assert _decode.tiff_tile(data, (1, 2)) == (2**40, 9)
 
 
 @pytest.mark.parametrize("count", [4096, 4160])
@@ -765,6 +765,20 @@ def test_zip_entries_that_lie_or_are_locked(
         huge.load()
 
 
+def test_a_reference_gives_the_bytes_of_its_file(tmp_path: Path) -> None:
+    data = picture()
+    (tmp_path / "folder" / "cat").mkdir(parents=True)
+    (tmp_path / "folder" / "cat" / "a.png").write_bytes(data)
+    for place in (tmp_path / "folder", make_zip(tmp_path / "z.zip", {"cat/a.png": data})):
+        [ref] = iter_images(place)
+        assert ref.read() == data
+        with pytest.raises(ImageError, match=r"cannot read image .*cat/b\.png"):
+            replace(ref, name="cat/b.png", member=ref.member and "cat/b.png").read()
+    (tmp_path / "folder" / "cat" / "a.png").write_bytes(b"junk")
+    [ref] = iter_images(tmp_path / "folder")
+    assert ref.read() == b"junk"  # whether it is an image is for `load` to say
+
+
 def test_a_zip_that_changes_is_read_anew(tmp_path: Path) -> None:
     archive = make_zip(tmp_path / "z.zip", {"a.png": picture()})
     [ref] = iter_images(archive)
@@ -790,16 +804,16 @@ def test_threads_read_one_zip_at_once(tmp_path: Path) -> None:
 
 def test_each_thread_opens_the_zip_for_itself(tmp_path: Path) -> None:
     archive = make_zip(tmp_path / "z.zip", {"a.png": picture()})
-    mine = images._open_zip(archive)
-    assert images._open_zip(archive) is mine
+    mine = _zips.open_zip(archive)
+    assert _zips.open_zip(archive) is mine
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(images._open_zip, archive).result() is not mine
+        assert pool.submit(_zips.open_zip, archive).result() is not mine
 
 
 def test_a_forked_process_opens_the_zip_for_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = make_zip(tmp_path / "z.zip", {"a.png": picture()})
-    mine = images._open_zip(archive)
+    mine = _zips.open_zip(archive)
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert images._open_zip(archive) is not mine
+    assert _zips.open_zip(archive) is not mine
