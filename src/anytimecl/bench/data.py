@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import tomllib
 import zipfile
 from collections.abc import Callable, Sequence
@@ -186,7 +187,14 @@ def as_jpeg(image: PIL.Image.Image) -> bytes:
 def class_names(names: Sequence[str]) -> tuple[str, ...]:
     """Class names as people write them.
 
-    >>> class_names(["aquarium_fish", "tench, Tinca tinca"])
-    ('aquarium fish', 'tench')
+    >>> class_names(["aquarium_fish", "tench, Tinca tinca", "ApplyLipstick", "McLaren MP4-12C"])
+    ('aquarium fish', 'tench', 'apply lipstick', 'McLaren MP4-12C')
     """
-    return tuple(name.split(",")[0].replace("_", " ").strip() for name in names)
+    first = [name.split(",")[0].replace("_", " ").strip() for name in names]
+    return tuple(
+        re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower() if _CAMEL.fullmatch(name) else name
+        for name in first
+    )
+
+
+_CAMEL = re.compile("([A-Z][a-z]+){2,}")

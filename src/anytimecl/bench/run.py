@@ -163,6 +163,7 @@ def run(
     if validation:  # so that no table ever mixes the two
         recipes = [replace(recipe, name=f"{recipe.name}-validation") for recipe in recipes]
     done = {key_of(line) for line in read_lines(out) if "error" not in line}
+    _exactly()
     shelf = Shelf()
     studios = {each.name: Studio(each, data, device, validation, shelf) for each in recipes}
     every = [cell for recipe in recipes for cell in cells(recipe, seeds, only)]
@@ -213,8 +214,15 @@ def _safely(studio: Studio, cell: Cell) -> Line:
 _studios: dict[str, Studio] = {}  # of this process, by recipe
 
 
+def _exactly() -> None:
+    """Single precision means single precision, in convolutions too, as on a CPU."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
 def _begin(plain: Sequence[tuple[Recipe, Path | None, str, bool]]) -> None:
     torch.set_num_threads(1)
+    _exactly()
     shelf = Shelf()
     for recipe, data, device, validation in plain:
         _studios[recipe.name] = Studio(recipe, data, device, validation, shelf)

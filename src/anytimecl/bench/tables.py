@@ -198,7 +198,10 @@ def codec_tables(results: Results, recipe: str) -> list[Table]:
     heads = [f"{task}, {which}" for task in tasks for which in ("tuned", "blend")]
     theirs = ["paper: KB", "paper: ms", "paper: cifar100, tuned"]
     headings = ["codec", "KB an example", "ms a batch of 32", *heads, *theirs]
-    note = "The paper's: CLIP ViT-B/32, 50 tokens; six seeds where a deviation is given."
+    note = (
+        "Images give the tokens anew, so they learn as full tokens do. The paper's: CLIP ViT-B/32, "
+        "50 tokens; six seeds where a deviation is given."
+    )
     return [Table(f"{recipe}: what is kept of an example", headings, rows, note)]
 
 
