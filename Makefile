@@ -52,7 +52,11 @@ format: $(STAMP)
 test: setup lint
 	$(BIN)/python -m pytest -m 'not e2e and not slow' $(ARGS)
 
+# The browser is Debian's own; where it is missing and this is root, it is installed.
 test-e2e: setup
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && echo 'Installing chromium ...' && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || { \
+	  echo 'The page is tested in chromium, and there is none. As root: apt-get install chromium'; exit 1; } >&2
 	$(BIN)/python -m pytest -m 'e2e and not slow' $(ARGS)
 
 test-slow: setup

@@ -197,6 +197,8 @@ async function teach(label) {
   const form = new FormData();
   form.append("image", state.image, "image");
   form.append("label", label);
+  // It is told apart from what was on the screen; otherwise only from labels that were taught before.
+  if (labels().length <= 500) labels().forEach((other) => form.append("candidates", other));
   tell("Learning …");
   try {
     const told = await ask("POST", "v1/learn", form, { "Idempotency-Key": key() });

@@ -1,0 +1,100 @@
+"""A server that is killed at any moment: what it acknowledged is there, each exactly once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tests.backbone import tiny
+from tests.e2e.conftest import Serve
+from tests.serve.conftest import png
+
+from anytimecl.client import Client, ServiceError
+from anytimecl.memory import open_memory
+
+pytestmark = pytest.mark.e2e
+ROUNDS = 3
+LEARNERS = 3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.clip(tmp_path_factory.mktemp("model") / "tiny")
+
+
+class Learner(threading.Thread):
+    """Teaches until the server is gone; an unanswered lesson is sent again to the next one."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.url = ""
+        self.place = name
+        self.number = 0
+        self.acknowledged: dict[str, int] = {}  # key -> example
+        self.repeated = 0
+
+    def run(self) -> None:
+        client = Client(self.url, patience=0)
+        while True:
+            key = f"{self.place}-{self.number}"
+            try:
+                lesson = client.learn(
+                    png(self.number % 7), ("cat", "dog")[self.number % 2], key=key
+                )
+            except ServiceError:
+                return  # the same key is tried again
+            self.acknowledged[key] = lesson.id
+            self.repeated += lesson.repeated
+            self.number += 1
+
+
+def test_every_acknowledged_example_is_there_once(
+    serve: Serve, model: Path, tmp_path: Path
+) -> None:
+    learners = [Learner(f"learner-{place}") for place in range(LEARNERS)]
+    for round_number in range(ROUNDS):
+        server = serve("--memory", "memory", "--model", model, "--per-second", "100000")
+        fresh = []
+        for old in learners:
+            learner = Learner(old.place)
+            learner.__dict__.update(
+                url=server.url, number=old.number, acknowledged=old.acknowledged,
+                repeated=old.repeated,
+            )  # fmt: skip
+            fresh.append(learner)
+        learners = fresh
+        for learner in learners:
+            learner.start()
+        goal = (round_number + 1) * 20
+        while sum(len(learner.acknowledged) for learner in learners) < goal:
+            time.sleep(0.01)
+        server.end(signal.SIGKILL)
+        for learner in learners:
+            learner.join(60)
+    expected = {k: v for learner in learners for k, v in learner.acknowledged.items()}
+    assert len(set(expected.values())) == len(expected)  # no two lessons are one example
+    with open_memory(tmp_path / "memory", read_only=True) as memory:
+        stored = {key: memory.has_key(key) for key in expected}
+        assert stored == expected
+        # Besides these, at most what each learner had sent when the last server was killed.
+        assert len(expected) <= len(memory) <= len(expected) + LEARNERS
+    assert len(expected) >= 20 * ROUNDS
+
+
+def test_a_signal_ends_it_politely(serve: Serve, model: Path) -> None:
+    server = serve("--memory", "memory", "--model", model)
+    Client(server.url).learn(png(1), "cat")
+    told = server.end(signal.SIGINT)
+    assert server.process.returncode == 0, told
+    assert "Stopped. Everything that was answered is stored." in told
+    assert "Traceback" not in told
+
+
+def test_one_memory_has_one_server(serve: Serve, model: Path) -> None:
+    server = serve("--memory", "memory", "--model", model)
+    with pytest.raises(AssertionError) as error:
+        serve("--memory", "memory", "--model", model)
+    assert f"in use by process {server.process.pid}" in str(error.value)
