@@ -1,0 +1,123 @@
+"""One leaf of a tree: a classifier of its own that speaks in records, and can become two."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anytimecl import checkpoint as checkpoints
+from anytimecl.backbone import Backbone
+from anytimecl.blend import Opinions, blend, weights
+from anytimecl.checkpoint import Checkpoint
+from anytimecl.classifier import AnytimeClassifier
+from anytimecl.keeper import CHECKPOINT
+from anytimecl.memory import open_memory
+from anytimecl.sampling import SAMPLERS
+from anytimecl.scale.routes import two_means
+from anytimecl.student import VECTORS, Learned
+from anytimecl.tail import Seen, embed
+
+CHUNK = 256  # examples that are looked at in one go
+CLASSIFIER = ("weights.classifier", "first.classifier", "second.classifier")
+
+
+class Lesson(NamedTuple):
+    """An example on its way to a leaf."""
+
+    record: bytes  # of the codec
+    label: str
+    candidates: tuple[str, ...] | None = None
+    key: str | None = None
+
+
+class Answer(NamedTuple):
+    """What a leaf says of a batch of images."""
+
+    opinions: Opinions
+    alpha: Tensor  # weight of the tuned model
+    values: Tensor  # [image, label], blended
+
+
+def image_vectors(backbone: Backbone, tokens: Tensor | Seen) -> Tensor:
+    """Unit vectors [image, dim] of the original model, by which images find their leaf."""
+    with torch.no_grad():
+        return F.normalize(embed(backbone.tail, backbone.spec.tail, tokens), dim=-1)
+
+
+class Leaf(AnytimeClassifier):
+    """A classifier over its own share of the examples."""
+
+    def learn_record(self, lesson: Lesson) -> Learned:
+        """`learn_one` for an image that was encoded elsewhere; the record was checked there."""
+        return self._learn(lesson.record, lesson.label, lesson.candidates, lesson.key)
+
+    def answer(self, tokens: Tensor, labels: Sequence[str]) -> Answer:
+        """What this leaf says of images [image, token, width]."""
+        opinions = self._opinions(tokens, self._asked(labels))
+        name = self.settings.blend
+        return Answer(opinions, weights(name, opinions), blend(name, opinions))
+
+    def known_labels(self) -> list[str]:
+        """Every label with an example here."""
+        return self.labels
+
+    def forget_label(self, label: str) -> int:
+        """Remove every example of a label, for good."""
+        return int(self.forget(label=label))
+
+    def vectors(self) -> tuple[list[int], Tensor]:
+        """Every example that can be read, and its vector [example, dim]."""
+        ids = [example for example, _ in self.memory.ids()]
+        found, vectors = [], []
+        for start in range(0, len(ids), CHUNK):
+            stored = self.memory.read_ok(ids[start : start + CHUNK])
+            if stored:
+                tokens = self._codec.decode([r for _, r in stored], self.backbone.device)
+                vectors.append(image_vectors(self.backbone, tokens).cpu())
+                found += [example for example, _ in stored]
+        return found, torch.cat(vectors) if vectors else torch.empty(0, self.backbone.spec.dim)
+
+    def divide(self, folders: tuple[Path, Path]) -> Tensor | None:
+        """Make two leaves of this one, each with the half of the examples nearer to its centre.
+
+        Gives their centres [2, dim]; None, and nothing is made, where all examples are alike. This
+        leaf stays as it is, for whoever asks it meanwhile.
+        """
+        with self._learning:
+            self._catch_up()
+            ids, vectors = self.vectors()
+            halves = two_means(vectors) if len(ids) > 1 else None
+            if halves is None:
+                return None
+            saved = self._student.checkpoint()
+            for part, folder in enumerate(folders):
+                own = [i for i, side in zip(ids, halves.side.tolist(), strict=True) if side == part]
+                self._found(folder, own, saved)
+            return halves.centres
+
+    def _found(self, folder: Path, ids: Sequence[int], saved: Checkpoint) -> None:
+        """A leaf with some of the examples, starting from the weights of this one."""
+        with open_memory(folder, create=dict(self.memory.meta)) as memory:
+            sampler = SAMPLERS[self.settings.sampler]()
+            for start in range(0, len(ids), CHUNK):
+                rows = [row for _, row in self.memory.rows(ids[start : start + CHUNK])]
+                for example, row in zip(memory.append_many(rows), rows, strict=True):
+                    sampler.add(example, row.label)
+            labels = list(memory.labels())
+            state = {**saved.state, "labels": labels, "sampler": sampler.state()}
+            estimates = saved.state["estimates"]
+            known = {name: e for name, e in estimates["labels"].items() if name in labels}
+            state["estimates"] = {**estimates, "labels": known}
+            rows_kept = torch.tensor([saved.state["labels"].index(name) for name in labels])
+            tensors = {
+                name: value[rows_kept] if name in (VECTORS, *CLASSIFIER) else value
+                for name, value in saved.tensors.items()
+            }
+            child = dataclasses.replace(saved, event=memory.last, tensors=tensors, state=state)
+            checkpoints.save(child, folder / CHECKPOINT)

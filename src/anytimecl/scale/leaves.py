@@ -1,0 +1,155 @@
+"""Where leaves live: the promise to the tree, and the plain case of this very process."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from anytimecl.backbone import Backbone
+from anytimecl.scale.leaf import Answer, Leaf, Lesson
+from anytimecl.settings import Settings
+from anytimecl.student import Learned
+
+T = TypeVar("T")
+
+
+class Unreachable(ConnectionError):
+    """A leaf that cannot be asked now."""
+
+
+def leaf_folder(folder: Path, leaf: int) -> Path:
+    """Where a leaf's memory is."""
+    return folder / f"leaf-{leaf:06d}"
+
+
+@dataclass(frozen=True)
+class Health:
+    """How a leaf is."""
+
+    leaf: int
+    alive: bool
+    node: str  # where it runs
+    pending: int  # lessons sent and not yet acknowledged
+    restarts: int = 0
+
+
+class Leaves(Protocol):
+    """All leaves of a tree. Lessons of one leaf are learned in the order of `teach`."""
+
+    def start(self, leaves: Iterable[int]) -> None:
+        """These leaves exist from now on; their memories are made where there are none."""
+
+    def teach(self, leaf: int, lesson: Lesson) -> Future[Learned]:
+        """The lesson is stored and learned when the result is there; it waits where it must."""
+        ...
+
+    def ask(self, leaf: int, tokens: Tensor, labels: Sequence[str]) -> Future[Answer]:
+        """What a leaf says; `Unreachable` where it cannot be asked now."""
+        ...
+
+    def call(self, leaf: int, method: str, *args: Any) -> Any:
+        """Any other method of `Leaf`, after all that was taught before."""
+
+    def retire(self, leaf: int) -> None:
+        """The leaf is no more, and its memory goes."""
+
+    def health(self) -> list[Health]:
+        """How each leaf is."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything; nothing acknowledged is lost."""
+
+
+class Here:
+    """Leaves in this process, one after the other.
+
+    At most `awake` of them are held in RAM, those used last: the rest are in their checkpoints, and
+    what is asked of one brings it back. So a hundred leaves need not cost a hundred blocks.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        backbone: Backbone,
+        settings: Settings,
+        *,
+        awake: int | None = None,
+        **options: Any,
+    ) -> None:
+        if awake is not None and awake < 1:
+            raise ValueError(f"At least one leaf is awake, not {awake}.")
+        self._folder, self._backbone, self._settings = folder, backbone, settings
+        self._awake, self._options = awake, options
+        self._leaves: set[int] = set()
+        self._open: OrderedDict[int, Leaf] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def start(self, leaves: Iterable[int]) -> None:
+        for leaf in leaves:
+            self._leaves.add(leaf)
+            self._use(leaf)
+
+    def teach(self, leaf: int, lesson: Lesson) -> Future[Learned]:
+        return _done(lambda: self._with(leaf, lambda it: it.learn_record(lesson)))
+
+    def ask(self, leaf: int, tokens: Tensor, labels: Sequence[str]) -> Future[Answer]:
+        return _done(lambda: self._with(leaf, lambda it: it.answer(tokens, labels)))
+
+    def call(self, leaf: int, method: str, *args: Any) -> Any:
+        return self._with(leaf, lambda it: getattr(it, method)(*args))
+
+    def retire(self, leaf: int) -> None:
+        with self._lock:
+            self._leaves.discard(leaf)
+            gone = self._open.pop(leaf, None)
+            if gone is not None:
+                gone.close()
+            shutil.rmtree(leaf_folder(self._folder, leaf), ignore_errors=True)
+
+    def health(self) -> list[Health]:
+        return [Health(leaf, alive=True, node="here", pending=0) for leaf in sorted(self._leaves)]
+
+    def close(self) -> None:
+        with self._lock:
+            while self._open:
+                self._open.popitem()[1].close()
+
+    def _with(self, leaf: int, work: Callable[[Leaf], T]) -> T:
+        if self._awake is None:  # none is ever put to sleep, so each guards itself
+            return work(self._use(leaf))
+        with self._lock:
+            return work(self._use(leaf))
+
+    def _use(self, leaf: int) -> Leaf:
+        with self._lock:
+            if leaf not in self._leaves:
+                raise Unreachable(f"There is no leaf {leaf} any more.")
+            if leaf not in self._open:
+                place = leaf_folder(self._folder, leaf)
+                found = Leaf.open(
+                    place, model=self._backbone, settings=self._settings, **self._options
+                )
+                self._open[leaf] = found
+                while self._awake is not None and len(self._open) > self._awake:
+                    self._open.popitem(last=False)[1].close()
+            self._open.move_to_end(leaf)
+            return self._open[leaf]
+
+
+def _done(work: Callable[[], T]) -> Future[T]:
+    """The result of work that is done at once."""
+    future: Future[T] = Future()
+    try:
+        future.set_result(work())
+    except Exception as error:
+        future.set_exception(error)
+    return future

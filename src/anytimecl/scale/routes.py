@@ -1,0 +1,148 @@
+"""Which leaf an image belongs to: a binary tree of centres, grown by splitting a leaf in two.
+
+Centres are fixed when a leaf splits. So an example is found again where it was put, whatever came
+after it, and routing needs no more than this table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from anytimecl.errors import StoreError
+
+VERSION = "1"
+
+
+class Halves(NamedTuple):
+    """Two clusters."""
+
+    side: Tensor  # [example], 0 or 1: the nearer centre
+    centres: Tensor  # [2, dim]
+
+
+def two_means(vectors: Tensor, rounds: int = 20) -> Halves | None:
+    """Two clusters of vectors [example, dim]; None if there are no two to be found.
+
+    It starts from the two ends of the widest direction, so it needs no luck.
+
+    >>> two_means(torch.tensor([[0.0, 0.0], [0.0, 0.1], [1.0, 0.0]])).side.tolist() in (
+    ...     [0, 0, 1], [1, 1, 0])
+    True
+    >>> two_means(torch.ones(5, 2)) is None
+    True
+    """
+    centred = vectors - vectors.mean(0)
+    widest = torch.linalg.eigh((centred.T @ centred).double()).eigenvectors[:, -1]
+    side = (centred @ widest.to(vectors.dtype) > 0).long()
+    for _ in range(rounds):
+        if not 0 < int(side.sum()) < len(side):
+            return None
+        centres = torch.stack([vectors[side == part].mean(0) for part in (0, 1)])
+        moved = nearer(vectors, centres)
+        if torch.equal(moved, side):
+            break
+        side = moved
+    return Halves(side, centres) if 0 < int(side.sum()) < len(side) else None
+
+
+def nearer(vectors: Tensor, centres: Tensor) -> Tensor:
+    """[vector], 0 or 1. One comparison each, so that a batch decides as each vector alone would."""
+    along = centres[1] - centres[0]
+    middle = (centres[0] + centres[1]) / 2
+    return (((vectors - middle) * along).sum(-1) > 0).long()
+
+
+@dataclass
+class Routes:
+    """The tree. Leaves have numbers that are never used again; the first one is 0."""
+
+    centres: Tensor  # [node, 2, dim]
+    children: list[tuple[int, int]] = field(default_factory=list)  # a node, or -1 - leaf
+    next_leaf: int = 1
+
+    @classmethod
+    def single(cls, dim: int) -> Routes:
+        """One leaf for everything."""
+        return cls(torch.empty(0, 2, dim))
+
+    def leaf_of(self, vector: Tensor) -> int:
+        """The leaf of a vector [dim]."""
+        at = 0 if self.children else -1
+        while at >= 0:
+            at = self.children[at][int(nearer(vector, self.centres[at]))]
+        return -1 - at
+
+    def leaves(self) -> list[int]:
+        """Every leaf, in order."""
+        ends = [child for pair in self.children for child in pair if child < 0] or [-1]
+        return sorted(-1 - end for end in ends)
+
+    def near(self, vector: Tensor, count: int) -> list[tuple[int, float]]:
+        """The leaf of a vector first, then those with the nearest centres; each with its distance.
+
+        A single leaf has no centre; its distance is 0.
+        """
+        own = self.leaf_of(vector)
+        distances = {leaf: float((vector - centre).norm()) for leaf, centre in self._centred()}
+        others = sorted((leaf for leaf in distances if leaf != own), key=distances.__getitem__)
+        return [(leaf, distances.get(leaf, 0.0)) for leaf in [own, *others[: count - 1]]]
+
+    def _centred(self) -> Iterator[tuple[int, Tensor]]:
+        for node, pair in enumerate(self.children):
+            for part, child in enumerate(pair):
+                if child < 0:
+                    yield -1 - child, self.centres[node, part]
+
+    def split(self, leaf: int, centres: Tensor) -> tuple[int, int]:
+        """Put two new leaves in the place of one; returns their numbers."""
+        new = self.next_leaf, self.next_leaf + 1
+        self.next_leaf += 2
+        node = len(self.children)
+        for at, (left, right) in enumerate(self.children):
+            if -1 - leaf in (left, right):
+                self.children[at] = (
+                    node if left == -1 - leaf else left,
+                    node if right == -1 - leaf else right,
+                )
+        self.children.append((-1 - new[0], -1 - new[1]))
+        self.centres = torch.cat([self.centres, centres.cpu().float().unsqueeze(0)])
+        return new
+
+    def save(self, file: Path, meta: dict[str, str]) -> None:
+        """Write it, in place of an older one, so that a crash leaves one or the other."""
+        told = {"version": VERSION, "next": str(self.next_leaf), **meta}
+        told["children"] = json.dumps(self.children)
+        draft = file.with_name(f".{file.name}-new")
+        save_file({"centres": self.centres}, draft, metadata=told)
+        with draft.open("rb+") as opened:
+            os.fsync(opened.fileno())
+        os.replace(draft, file)
+        folder = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    @classmethod
+    def load(cls, file: Path) -> tuple[Routes, dict[str, str]]:
+        """Back from `save`, with what was written beside it."""
+        try:
+            with safe_open(file, framework="pt") as opened:
+                told = dict(opened.metadata() or {})
+                centres = opened.get_tensor("centres").clone()
+            if told.pop("version") != VERSION:
+                raise StoreError(f"{file} was written by another version of anytimecl.")
+            children = [(int(a), int(b)) for a, b in json.loads(told.pop("children"))]
+            return cls(centres, children, int(told.pop("next"))), told
+        except (OSError, KeyError, ValueError, SafetensorError) as error:
+            raise StoreError(f"{file} is not a whole tree: {error}.") from error

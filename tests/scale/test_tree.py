@@ -1,0 +1,216 @@
+"""A tree with one leaf is the classifier; a split loses nothing and leaves the others alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests import helpers
+
+from anytimecl.errors import LabelError, ModelError, StoreError
+from anytimecl.scale import tree as trees
+from anytimecl.scale.leaf import Leaf
+from anytimecl.scale.leaves import Here, leaf_folder
+from anytimecl.scale.routes import Routes, nearer, two_means
+from anytimecl.scale.tree import TreeClassifier
+
+COUNT = 40
+
+
+def grown(folder: Path, count: int = COUNT, **options: Any) -> TreeClassifier:
+    """A tree that has learned so many lessons."""
+    tree = opened(folder, **options)
+    for number in range(count):
+        tree.learn_one(*helpers.lesson(number), key=f"lesson {number}")
+    return tree
+
+
+def opened(folder: Path, **options: Any) -> TreeClassifier:
+    options = {"model": helpers.model(), "settings": helpers.settings(), **options}
+    return TreeClassifier.open(folder, **options)
+
+
+def leaf(tree: TreeClassifier, number: int) -> Leaf:
+    assert isinstance(tree.leaves, Here)
+    return tree.leaves._use(number)
+
+
+def keys(tree: TreeClassifier) -> list[str]:
+    """Of every stored example, in every leaf."""
+    found = []
+    for number in tree.routes.leaves():
+        memory = leaf(tree, number).memory
+        ids = [example for example, _ in memory.ids()]
+        found += [str(row.key) for _, row in memory.rows(ids)]
+    return sorted(found)
+
+
+def test_one_leaf_is_the_classifier_bit_for_bit(tmp_path: Path) -> None:
+    single = helpers.taught(range(COUNT))
+    with opened(tmp_path) as tree:
+        for number in range(COUNT):
+            image, label = helpers.lesson(number)
+            assert tree.learn_one(image, label).id == number + 1
+        assert not helpers.differing(helpers.knowledge(single), helpers.knowledge(leaf(tree, 0)))
+        asked = [helpers.picture(number) for number in range(100, 110)]
+        labels = [*helpers.LABELS, "never seen"]
+        for one, other in zip(
+            tree.predict(asked, labels), single.predict(asked, labels), strict=True
+        ):
+            assert (one.label, one.probabilities) == (other.label, other.probabilities)
+            assert (one.tuned, one.none_of_these) == (other.tuned, other.none_of_these)
+            assert not one.degraded
+        assert tree.labels == single.labels
+
+
+def test_splits_lose_no_example(tmp_path: Path) -> None:
+    with grown(tmp_path, capacity=6) as tree:
+        assert len(tree.routes.leaves()) > 4
+        assert len(tree) == COUNT
+        assert keys(tree) == sorted(f"lesson {number}" for number in range(COUNT))
+        for number in tree.routes.leaves():
+            assert 0 < len(leaf(tree, number)) <= 6
+
+
+def test_a_split_changes_no_other_leaf(tmp_path: Path) -> None:
+    with grown(tmp_path, 24, capacity=10) as tree:
+        before = {n: helpers.knowledge(leaf(tree, n)) for n in tree.routes.leaves()}
+        assert len(before) > 1
+        splitting = max(before, key=lambda n: len(leaf(tree, n)))
+        weights = before[splitting]["tensors"]
+        labels = leaf(tree, splitting).labels
+        tree._split(splitting)
+        new = sorted(set(tree.routes.leaves()) - set(before))
+        assert len(new) == 2
+        for number in set(before) - {splitting}:
+            assert not helpers.differing(before[number], helpers.knowledge(leaf(tree, number)))
+        for number in new:  # children go on from the parent's weights
+            learned = helpers.knowledge(leaf(tree, number))["tensors"]
+            assert not helpers.changed(weights, learned)
+        assert {y for n in new for y in leaf(tree, n).labels} == set(labels)
+
+
+def test_children_keep_their_share_of_the_evidence(tmp_path: Path) -> None:
+    with grown(tmp_path, 10) as tree:
+        parent = leaf(tree, 0)._student.estimates
+        was = {label: vars(parent.of(label)) for label in tree.labels}
+        tree._split(0)
+        for number in tree.routes.leaves():
+            child = leaf(tree, number)
+            for label in child.labels:
+                assert vars(child._student.estimates.of(label)) == was[label]
+
+
+def test_an_example_is_found_again_after_splits(tmp_path: Path) -> None:
+    with grown(tmp_path, capacity=6) as tree:
+        for number in range(COUNT):  # the same keys teach nothing twice
+            tree.learn_one(*helpers.lesson(number), key=f"lesson {number}")
+        assert len(tree) == COUNT
+
+
+def test_a_tree_resumes(tmp_path: Path) -> None:
+    asked = [helpers.picture(number) for number in range(100, 106)]
+    with grown(tmp_path, capacity=8) as tree:
+        leaves, labels = tree.routes.leaves(), set(tree.labels)
+        told = [one.probabilities for one in tree.predict(asked, helpers.LABELS)]
+    with opened(tmp_path, capacity=8) as tree:
+        assert (tree.routes.leaves(), set(tree.labels), len(tree)) == (leaves, labels, COUNT)
+        assert [one.probabilities for one in tree.predict(asked, helpers.LABELS)] == told
+
+
+def test_a_split_cut_short_leaves_the_tree_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = grown(tmp_path, 12)
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Routes, "save", crash)
+    with pytest.raises(KeyboardInterrupt):
+        tree._split(0)
+    monkeypatch.undo()
+    tree.leaves.close()
+    assert leaf_folder(tmp_path, 1).exists()
+    with opened(tmp_path) as tree:
+        assert (tree.routes.leaves(), len(tree)) == ([0], 12)
+        assert not leaf_folder(tmp_path, 1).exists()
+
+
+def test_sleeping_leaves_are_the_same_leaves(tmp_path: Path) -> None:
+    asked = [helpers.picture(number) for number in range(100, 106)]
+    told = []
+    for awake in (None, 1):
+        made = lambda *given, awake=awake: Here(*given, awake=awake)  # noqa: E731
+        with grown(tmp_path / str(awake), capacity=8, leaves=made) as tree:
+            told.append([one.probabilities for one in tree.predict(asked, helpers.LABELS)])
+            assert isinstance(tree.leaves, Here)
+            if awake:
+                assert len(tree.leaves._open) == 1
+    assert told[0] == told[1]
+
+
+def test_images_that_are_all_alike_stay_together(tmp_path: Path) -> None:
+    with opened(tmp_path, capacity=3) as tree:
+        for turn in range(8):
+            tree.learn_one(helpers.picture(0), helpers.LABELS[turn % 2])
+        assert (tree.routes.leaves(), len(tree)) == ([0], 8)
+
+
+def test_near_leaves_share_an_answer(tmp_path: Path) -> None:
+    with grown(tmp_path, capacity=8) as tree:
+        tree.near = 2
+        for one in tree.predict([helpers.picture(n) for n in range(5)], helpers.LABELS):
+            assert len(one.leaves) == 2
+            assert one.probabilities.keys() == set(helpers.LABELS)
+
+
+def test_forgetting_a_label_reaches_every_leaf(tmp_path: Path) -> None:
+    with grown(tmp_path, capacity=8) as tree:
+        count = sum(helpers.lesson(n)[1] == "cat" for n in range(COUNT))
+        assert tree.forget(label="cat") == count
+        assert len(tree) == COUNT - count
+        assert "cat" not in tree.labels
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as tree:
+        with pytest.raises(LabelError, match="not among its candidates"):
+            tree.learn_one(helpers.picture(0), "cat", candidates=["dog"])
+        with pytest.raises(LabelError, match="Nothing is learned"):
+            tree.predict(helpers.picture(0))
+        with pytest.raises(StoreError):
+            tree.learn_record(b"not a record", "cat")
+        assert len(tree) == 0
+    with pytest.raises(StoreError, match="another model"):
+        opened(tmp_path / "a", model=helpers.model(seed=1))
+    with pytest.raises(ModelError, match="keeps images"):
+        opened(tmp_path / "b", settings=helpers.settings(codec="image"))
+    (tmp_path / "a" / trees.FILE).write_bytes(b"damaged")
+    with pytest.raises(StoreError, match="not a whole tree"):
+        opened(tmp_path / "a")
+
+
+def test_two_means_puts_each_vector_with_the_nearer_centre() -> None:
+    noise = torch.Generator().manual_seed(0)
+    vectors = torch.randn(50, 3, generator=noise)
+    halves = two_means(vectors)
+    assert halves is not None
+    distances = torch.cdist(vectors, halves.centres)
+    assert torch.equal(halves.side, (distances[:, 1] < distances[:, 0]).long())
+    alone = torch.stack([nearer(vector, halves.centres) for vector in vectors])
+    assert torch.equal(halves.side, alone)
+
+
+def test_every_leaf_of_a_deep_tree_is_reached(tmp_path: Path) -> None:
+    routes = Routes.single(2)
+    first = routes.split(0, torch.tensor([[0.0, 0.0], [4.0, 0.0]]))
+    routes.split(first[1], torch.tensor([[4.0, 0.0], [4.0, 4.0]]))
+    found = [routes.leaf_of(torch.tensor(v)) for v in ([0.0, 1.0], [4.0, 1.0], [4.0, 3.0])]
+    assert sorted(found) == routes.leaves() == [1, 3, 4]
+    routes.save(tmp_path / "tree", {"note": "x"})
+    again, told = Routes.load(tmp_path / "tree")
+    assert (again.leaves(), again.next_leaf, told) == ([1, 3, 4], 5, {"note": "x"})
+    assert routes.near(torch.tensor([4.0, 3.0]), 2)[0] == (4, 1.0)
