@@ -88,7 +88,7 @@ def _open_owned(
                 schema.migrate(db)
         mark = Mark(path.with_name(MARK))
         opened.callback(mark.close)
-        promised = 0 if new else read_mark(path.with_name(MARK))
+        promised = read_mark(path.with_name(MARK))  # of an empty file too: its log may be gone
 
         def release() -> None:
             mark.close()
