@@ -30,6 +30,7 @@ FAMILIES: dict[str, tuple[Maker, dict[str, Any]]] = {
     "clip": (tiny.clip, {}),
     "clip gelu": (tiny.clip, {"hidden_act": "gelu"}),
     "siglip": (tiny.siglip, {}),
+    "siglip pieces": (tiny.siglip, {"pieces": True}),
     "dinov2": (tiny.dinov2, {}),
     "dinov2 swiglu": (tiny.dinov2, {"swiglu": True}),
     "dinov2 registers": (tiny.dinov2, {"registers": 4}),
@@ -101,7 +102,7 @@ def test_every_weight_of_the_tail_counts(folders: dict[str, Path], name: str) ->
         assert ((after - before).abs().max() > 1e-5) == (key not in dropped), key
 
 
-@pytest.mark.parametrize("name", ["clip", "siglip"])
+@pytest.mark.parametrize("name", ["clip", "siglip", "siglip pieces"])
 def test_text_vectors_are_those_of_transformers(folders: dict[str, Path], name: str) -> None:
     folder = folders[name]
     backbone = load(folder)
@@ -112,7 +113,7 @@ def test_text_vectors_are_those_of_transformers(folders: dict[str, Path], name: 
     assert backbone.text is not None
     for text, got in zip(texts, backbone.text(texts), strict=True):
         # One at a time, so that CLIP's needs no padding at all.
-        padding = "max_length" if name == "siglip" else "do_not_pad"
+        padding = "do_not_pad" if name == "clip" else "max_length"
         tokens = tokenizer(
             [text], padding=padding, truncation=True, max_length=length, return_tensors="pt"
         )
@@ -360,6 +361,17 @@ def test_an_incomplete_text_side_is_refused(folders: dict[str, Path], tmp_path: 
         (folder / name).unlink(missing_ok=True)
     with pytest.raises(ModelError, match="no tokeniser"):
         load(folder)
+
+
+def test_a_missing_tokeniser_package_is_named(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacks(*_: object, **__: object) -> None:  # what transformers says
+        raise ImportError("SiglipTokenizer requires the SentencePiece library but it was not found")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lacks)
+    with pytest.raises(ModelError, match=r"sentencepiece. Install it: .*anytimecl\[siglip\]"):
+        load(folders["siglip"])
 
 
 def test_broken_json_is_named(folders: dict[str, Path], tmp_path: Path) -> None:

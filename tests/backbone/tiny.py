@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     SiglipConfig,
     SiglipModel,
+    SiglipTokenizer,
 )
 
 BLOCKS = 3
@@ -70,9 +71,9 @@ def clip_vision(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
-def siglip(folder: Path, *, seed: int = 0, **vision: Any) -> Path:
-    """A SigLIP, whose tokeniser pads with its end token."""
-    tokenizer = _word_tokenizer()
+def siglip(folder: Path, *, seed: int = 0, pieces: bool = False, **vision: Any) -> Path:
+    """A SigLIP, whose tokeniser pads with its end token; `pieces`: the one of the first SigLIP."""
+    tokenizer = _piece_tokenizer(folder) if pieces else _word_tokenizer()
     config = SiglipConfig(
         vision_config={
             "hidden_size": 32, "num_hidden_layers": BLOCKS, "num_attention_heads": 4,
@@ -180,3 +181,18 @@ def _word_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>", pad_token="</s>"
     )
+
+
+def _piece_tokenizer(folder: Path) -> SiglipTokenizer:
+    import sentencepiece
+
+    folder.mkdir(parents=True)
+    lines = [f"{first} {second}" for first in WORDS for second in WORDS]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_prefix=str(folder / "spiece"),
+        vocab_size=36,
+        pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+        minloglevel=2,
+    )  # fmt: skip
+    return SiglipTokenizer(str(folder / "spiece.model"))
