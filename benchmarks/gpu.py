@@ -1,0 +1,227 @@
+"""Learning on a GPU, each figure beside a plain full-block step in the same run.
+
+    python -m benchmarks.gpu OUT [--examples 226080] [--device cuda]
+
+For ViT-B/32, B/16, L/14 and DINOv2 ViT-S/14 sizes (random weights; time does not depend on them):
+the online step as a captured graph, `learn_many` from a resident compressed memory, `learn_one`
+through the durable path, prediction, an offline step, and the plain reference. Then what the card
+can do at most: copying, multiplying, and so a step. Last, as many examples as the paper's eight
+tasks hold, learned one by one, estimates included. OUT gets one JSON line a figure; `--plot` draws
+them against the card's limits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from benchmarks.step import BATCH, make_spec, make_tail, plain_step
+from torch import Tensor
+
+from anytimecl.backbone import Backbone
+from anytimecl.backbone.spec import Spec
+from anytimecl.codec import make_codec
+from anytimecl.learner import AdamW, Batch, Learner, LearnerConfig
+from anytimecl.lock import TurnLock
+from anytimecl.memory import RamMemory
+from anytimecl.settings import Settings
+from anytimecl.stream import StreamLearner
+from anytimecl.student import Student
+from anytimecl.tail import LowRank, Seen
+
+RANK, LABELS, RESIDENT = 6, 100, 4096
+
+
+class Size(NamedTuple):
+    """Of a model."""
+
+    tokens: int
+    width: int
+    heads: int
+    dim: int
+
+
+SIZES = {
+    "ViT-B/32": Size(50, 768, 12, 512),
+    "ViT-B/16": Size(197, 768, 12, 512),
+    "ViT-L/14": Size(257, 1024, 16, 768),
+    "DINOv2 ViT-S/14": Size(257, 384, 6, 384),
+}
+
+
+def milliseconds(run: Callable[[], Any], device: str, rounds: int = 20, each: int = 1) -> float:
+    """Median over rounds of `each` runs."""
+    taken = []
+    for number in range(rounds + 2):
+        _wait(device)
+        began = time.perf_counter()
+        for _ in range(each):
+            run()
+        _wait(device)
+        if number >= 2:
+            taken.append(1000 * (time.perf_counter() - began) / each)
+    return median(taken)
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+class Bench:
+    """One size on one device."""
+
+    def __init__(self, size: Size, device: str, resident: int = RESIDENT) -> None:
+        self.device, self.size = device, size
+        self.spec: Spec = make_spec(size.tokens, size.width, size.heads, size.dim)
+        self.tail = {n: p.to(device) for n, p in make_tail(self.spec).items()}
+        self.vectors = F.normalize(self.draw(LABELS, size.dim), dim=-1)
+        self.resident = resident
+
+    def draw(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, device=self.device)
+
+    def compressed(self, count: int) -> Seen:
+        tokens, width = self.size.tokens, self.size.width
+        shapes = ((count, tokens - 1, RANK), (count, RANK, width), (count, width))
+        return Seen(
+            self.draw(count, width).half(), LowRank(*(self.draw(*s).half() for s in shapes))
+        )
+
+    def stream(self, labels: int = LABELS) -> StreamLearner:
+        names = [f"label {i % labels}" for i in range(self.resident)]
+        random = F.normalize(self.draw(labels, self.size.dim), dim=-1)
+        vectors = {f"label {i}": random[i] for i in range(labels)}
+        settings = Settings(codec="tokens-fp16")
+        examples = self.compressed(self.resident)
+        return StreamLearner(self.spec, self.tail, settings, examples, names, vectors)
+
+    def batch(self, count: int = BATCH) -> Batch:
+        seen = self.compressed(count)
+        parts = LowRank(*(part.float() for part in seen.patches))
+        target = torch.arange(count, device=self.device) % LABELS
+        rows = torch.arange(LABELS, device=self.device)
+        return Batch(Seen(seen.cls.float(), parts), target, self.vectors, rows)
+
+    def figures(self) -> dict[str, float]:
+        """Milliseconds."""
+        found: dict[str, float] = {}
+        with torch.enable_grad():
+            tokens = self.draw(BATCH, self.size.tokens, self.size.width)
+            target = torch.arange(BATCH, device=self.device)
+            plain = plain_step(self.spec, self.tail, tokens, target, self.vectors)
+            found["plain full-block step"] = milliseconds(plain, self.device)
+        stream = self.stream()
+        stream.learn(range(200))
+        assert stream._step is not None
+        step = stream._step
+
+        def again() -> None:
+            stream._turn.zero_()
+            for _ in range(100):
+                step()
+
+        found["online step"] = milliseconds(again, self.device) / 100
+        began = time.perf_counter()
+        stream.learn(range(200, self.resident))
+        count = self.resident - 200
+        found["learn_many, an example"] = 1000 * (time.perf_counter() - began) / count
+        found["learn_one, from tokens"] = self.learn_one()
+        learner = Learner(self.spec, self.tail, LearnerConfig())
+        one, many = self.batch(1), self.batch(256)
+        for title, b in (("predict 1", one), ("predict 256", many)):
+            found[title] = milliseconds(lambda b=b: self._answer(learner, b), self.device)
+        large, optimiser = self.batch(2048), AdamW(learner.trainable(), 0.05)
+        found["offline step of 2048"] = milliseconds(
+            lambda: learner.apply_offline(learner.look_ahead(large).whole(), optimiser, 0.5, 2048),
+            self.device,
+        )
+        return found
+
+    def _answer(self, learner: Learner, batch: Batch) -> Tensor:
+        tuned = learner.tuned_logits(batch.tokens, batch.vectors, batch.rows)
+        return tuned.softmax(1) + learner.original_logits(batch.tokens, batch.vectors).softmax(1)
+
+    def learn_one(self) -> float:
+        """Compress, store, draw, decode, score, update: all but the trunk."""
+        backbone = Backbone(self.spec, lambda pixels: pixels, self.tail, text=self._text)
+        codec = make_codec("attention-pca", self.spec, self.tail)
+        student = Student(backbone, codec, RamMemory(), Settings(), TurnLock())
+        tokens = self.draw(self.size.tokens, self.size.width).cpu()
+        numbers = iter(range(1_000_000))
+
+        def one() -> None:
+            label, record = f"label {next(numbers) % LABELS}", codec.encode(tokens)
+            student.teach(student.memory.append(label, record), label, record, None)
+
+        for _ in range(LABELS):
+            one()
+        return milliseconds(one, self.device)
+
+    def _text(self, texts: Any) -> Tensor:
+        return F.normalize(torch.randn(len(texts), self.size.dim), dim=-1)
+
+
+def ceilings(device: str) -> dict[str, float]:
+    """What the card reaches when it does nothing else."""
+    size = 1 << (28 if device == "cuda" else 22)
+    a, b = (torch.empty(size, device=device) for _ in range(2))
+    copied = 2 * 4 * size / milliseconds(lambda: a.copy_(b), device) / 1e9
+    width = 8192 if device == "cuda" else 512
+    x, y = (torch.randn(width, width, device=device) for _ in range(2))
+    torch.set_float32_matmul_precision("high")
+    rate = 2 * width**3 / milliseconds(lambda: x @ y, device) / 1e9
+    torch.set_float32_matmul_precision("highest")
+    return {"copy TB/s": copied, "matrix TFLOP/s": rate}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--examples", type=int, default=226_080)  # the paper's eight tasks
+    parser.add_argument("--sizes", default=",".join(SIZES))
+    given = parser.parse_args()
+    torch.set_grad_enabled(False)
+    card = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
+    about = {"card": card, "torch": torch.__version__}
+
+    def told(**figure: Any) -> None:
+        print(json.dumps(figure), flush=True)
+        with given.out.open("a") as file:
+            file.write(json.dumps(about | figure) + "\n")
+
+    limits = ceilings(given.device)
+    told(limits=limits)
+    for name in given.sizes.split(","):
+        bench = Bench(SIZES[name], given.device)
+        found = bench.figures()
+        weights = sum(p.numel() for n, p in bench.tail.items() if n.startswith("layers."))
+        least = 6 * 4 * weights / limits["copy TB/s"] / 1e9  # weights, moments: read and written
+        told(
+            size=name,
+            milliseconds={k: round(v, 4) for k, v in found.items()},
+            times_faster=round(found["plain full-block step"] / found["online step"], 1),
+            bound_by_copying=round(least, 4),
+        )
+    if given.examples:
+        bench = Bench(SIZES["ViT-B/32"], given.device, given.examples)
+        stream = bench.stream(labels=1000)
+        began = time.perf_counter()
+        stream.learn(range(given.examples))
+        _wait(given.device)
+        seconds = time.perf_counter() - began
+        told(
+            examples=given.examples, seconds=round(seconds, 1), right=stream.estimates.overall.tuned
+        )
+
+
+if __name__ == "__main__":
+    main()
