@@ -26,11 +26,11 @@ from anytimecl.tail import LowRank, Seen
 BATCH, LABELS, DIM = 32, 100, 512
 
 
-def make_spec(tokens: int, width: int = 768, heads: int = 12) -> Spec:
+def make_spec(tokens: int, width: int = 768, heads: int = 12, dim: int = DIM) -> Spec:
     """A CLIP-like model of that size, as data."""
     prep = Preprocess(224, 224, "shortest", 224, "bicubic", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     tail = TailSpec(11, 1, width, heads, "quick_gelu", 1e-5)
-    return Spec("bench", "clip", prep, tail, tokens, DIM, 100.0, 0.0, "")
+    return Spec("bench", "clip", prep, tail, tokens, dim, 100.0, 0.0, "")
 
 
 def make_tail(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
@@ -45,7 +45,7 @@ def make_tail(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
         params[name + ".bias"] = torch.zeros(shape[0])
     for name in (at + "layer_norm1", at + "layer_norm2", "post_layernorm"):
         params[name + ".weight"], params[name + ".bias"] = torch.ones(width), torch.zeros(width)
-    params["visual_projection.weight"] = torch.randn(DIM, width, generator=random) * 0.02
+    params["visual_projection.weight"] = torch.randn(spec.dim, width, generator=random) * 0.02
     return params
 
 

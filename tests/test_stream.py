@@ -12,6 +12,7 @@ from anytimecl import stream
 from anytimecl.settings import Settings
 from anytimecl.stream import StreamLearner
 from anytimecl.student import Student
+from anytimecl.tail import Dense, LowRank, Seen
 
 COUNT = 30
 
@@ -71,6 +72,27 @@ def test_a_long_stream_is_cut_into_stretches(monkeypatch: pytest.MonkeyPatch) ->
         for name, value in whole.learner.state().items()
     )
     assert cut.estimates.state() == whole.estimates.state()
+
+
+def test_compressed_examples_are_learned_as_they_are() -> None:
+    """From their factors, as if they had been multiplied out."""
+    backbone, chosen = model(), settings(seed=2)
+    random = torch.Generator().manual_seed(1)
+    width, labels = backbone.spec.tail.width, [lesson(number)[1] for number in range(COUNT)]
+    shapes = ((COUNT, width), (COUNT, 4, 3), (COUNT, 3, width), (COUNT, width))
+    cls, *parts = (torch.randn(shape, generator=random) for shape in shapes)
+    low = LowRank(*parts)
+    whole = Dense(low.coefficients @ low.components + low.mean.unsqueeze(1))
+    vectors = {label: backbone.embed_labels([label])[0] for label in set(labels)}
+    states = []
+    for patches in (low, whole):
+        learner = StreamLearner(
+            backbone.spec, backbone.tail, chosen, Seen(cls, patches), labels, vectors
+        )
+        learner.learn(range(COUNT))
+        states.append(learner.learner.state())
+    for name, value in states[0].items():
+        torch.testing.assert_close(value, states[1][name], atol=1e-4, rtol=1e-3)
 
 
 def test_learning_nothing_changes_nothing() -> None:

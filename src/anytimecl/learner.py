@@ -33,7 +33,7 @@ class LearnerConfig:
     lr: float = 9.375e-6  # 6e-4 * 32 / 2048
     weight_decay: float = 0.05
     beta: float = 0.1
-    scale: float | None = 50.0  # of the cosines in the loss; None: the model's own, as in the paper
+    scale: float | None = 35.0  # of the cosines in the loss; None: the model's own, as in the paper
     offline_batch: int = 2048
     offline_lr: float = 6e-4  # at that batch; a smaller one takes proportionally less
     offline_least_lr: float = 1e-6
@@ -178,7 +178,7 @@ class Learner:
     def look_ahead(self, batch: Batch) -> Update:
         """Forward and backward; nothing changes, so predictions may go on meanwhile."""
         if self.config.tune == "block" and supports(self.spec.tail):
-            step = thin_step(self.params, self.other, self.spec.tail, self._question(batch))
+            step = thin_step(self.params, self.other, self.spec.tail, self.question(batch))
             return Update(step.logits, {**step.matrices, **step.vectors})
         return self._by_autograd(batch)
 
@@ -196,7 +196,7 @@ class Learner:
         }
         return Update(logits.detach(), gradients)
 
-    def _question(self, batch: Batch) -> Question:
+    def question(self, batch: Batch) -> Question:
         """The batch as the step that is written out wants it."""
         tokens, size, scale = batch.tokens, len(batch.target), self.spec.logit_scale
         return Question(

@@ -16,6 +16,7 @@ from random import Random
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from anytimecl.backbone.spec import Spec
@@ -23,8 +24,8 @@ from anytimecl.blend import Estimates
 from anytimecl.learner import Batch, Learner
 from anytimecl.sampling import SAMPLERS
 from anytimecl.settings import Settings
-from anytimecl.tail import Dense, LowRank, Params, Seen, look
-from anytimecl.thin import Thin
+from anytimecl.tail import Dense, Factored, LowRank, Params, Seen, look
+from anytimecl.thin import Attended, Gradients, Thin, early_step, late_step, supports
 
 STRETCH = 2048  # steps whose draws are made ahead; the device works on one stretch meanwhile
 _CHUNK = 256  # examples that the original model looks at in one go
@@ -155,18 +156,20 @@ class StreamLearner:
         """The step as one graph, where there is a GPU."""
         if self._target.device.type != "cuda":
             return self._one
-        self._ahead = torch.compile(self._ahead, dynamic=False)  # type: ignore[method-assign]
+        one = self._one
+        if self._settings.learner.tune == "block" and supports(self.learner.spec.tail):
+            one = self._in_halves()
         kept = [t.clone() for t in self._changing()]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with _tensor_cores():
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP):
-                    self._one()
+                    one()
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                self._one()
+                one()
         for tensor, before in zip(self._changing(), kept, strict=True):
             tensor.copy_(before)
         replay: Callable[[], None] = graph.replay
@@ -179,23 +182,57 @@ class StreamLearner:
 
     def _one(self) -> None:
         """The method, once, from tables to weights, without a word to the host."""
-        gradients = self._ahead()
-        self._count += 1
+        batch = self._batch()
+        update = self.learner.look_ahead(batch)
+        self._score(update.logits, batch.target)
+        self._update(update.gradients)
         self._turn += 1
+
+    def _in_halves(self) -> Callable[[], None]:
+        """`_one`, compiled, and the MLP's weights change while the gradients of attention come."""
+        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        late = torch.compile(self._late, dynamic=False)
+        early = torch.compile(self._early, dynamic=False)
+
+        def one() -> None:
+            gradients, seen, attended = late()
+            beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(beside):
+                self._update(gradients.matrices)
+            rest = early(seen, attended)
+            self._update({**rest.matrices, **rest.vectors, **gradients.vectors})
+            torch.cuda.current_stream().wait_stream(beside)
+            self._turn += 1
+
+        return one
+
+    def _late(self) -> tuple[Gradients, Seen, Attended]:
+        question = self.learner.question(self._batch())
+        logits, gradients, attended = late_step(
+            self.learner.params, self.learner.other, self.learner.spec.tail, question
+        )
+        self._score(logits, question.target)
+        return gradients, question.seen, attended
+
+    def _early(self, seen: Seen, attended: Attended) -> Gradients:
+        return early_step(self.learner.params, self.learner.spec.tail, seen, attended)
+
+    def _batch(self) -> Batch:
+        """This turn's."""
+        chosen, weight, known = (table.index_select(0, self._turn)[0] for table in self._tables)
+        mask = torch.where(self._columns < known, 0.0, -torch.inf)
+        target = self._target.index_select(0, chosen)
+        tokens = _pick(self._examples, chosen)
+        return Batch(tokens, target, self._vectors, self._columns, mask, weight)
+
+    def _score(self, logits: Tensor, target: Tensor) -> None:
+        """Whether the newcomer was known, before it is learned."""
+        self._right.index_copy_(0, self._turn, logits[:1].argmax(1) == target[:1])
+        self._count += 1
+
+    def _update(self, gradients: Mapping[str, Tensor | Thin]) -> None:
         config = self._settings.learner
         self.learner.optimiser.update(self.learner.trainable(), gradients, config.lr, self._count)
-
-    def _ahead(self) -> Mapping[str, Tensor | Thin]:
-        """Score the newcomer, and work out what its batch teaches."""
-        chosen, weight, known = (table.index_select(0, self._turn)[0] for table in self._tables)
-        target = self._target.index_select(0, chosen)
-        mask = torch.where(self._columns < known, 0.0, -torch.inf)
-        tokens = _pick(self._examples, chosen)
-        batch = Batch(tokens, target, self._vectors, self._columns, mask, weight)
-        update = self.learner.look_ahead(batch)
-        right = update.logits[:1].argmax(1) == target[:1]
-        self._right.index_copy_(0, self._turn, right)
-        return update.gradients
 
 
 @contextmanager
@@ -210,8 +247,11 @@ def _tensor_cores() -> Iterator[None]:
 
 
 def _resident(examples: Tensor | Seen, spec: Spec) -> Tensor | Seen:
-    """One-block tails meet patches normalised: done once, ahead."""
-    if isinstance(examples, Seen) or spec.tail.blocks > 1 or spec.tail.pool != "cls":
+    """As the step wants them: what can be done once is done ahead."""
+    if isinstance(examples, Seen):
+        patches = examples.patches
+        return Seen(examples.cls, _factored(patches)) if isinstance(patches, LowRank) else examples
+    if spec.tail.blocks > 1 or spec.tail.pool != "cls":
         return examples
     seen = Dense(torch.empty_like(examples[:, 1:]))
     for start in range(0, len(examples), _CHUNK):
@@ -221,10 +261,20 @@ def _resident(examples: Tensor | Seen, spec: Spec) -> Tensor | Seen:
     return Seen(examples[:, 0].clone(), seen)
 
 
+def _factored(patches: LowRank) -> Factored:
+    """The mean as a component, and as many of them as tensor cores like to multiply."""
+    coefficients, components, mean = patches
+    spare = -(components.shape[1] + 1) % 8
+    ones = torch.ones_like(coefficients[..., :1])
+    return Factored(
+        F.pad(torch.cat([ones, coefficients], -1), (0, spare)),
+        F.pad(torch.cat([mean.unsqueeze(1), components], 1), (0, 0, 0, spare)),
+    )
+
+
 def _pick(examples: Tensor | Seen, chosen: Tensor) -> Tensor | Seen:
     """Some of them, in single precision."""
     if isinstance(examples, Tensor):
         return examples.index_select(0, chosen).float()
     parts = [part.index_select(0, chosen).float() for part in examples.patches]
-    patches: Dense | LowRank = type(examples.patches)(*parts)
-    return Seen(examples.cls.index_select(0, chosen).float(), patches)
+    return Seen(examples.cls.index_select(0, chosen).float(), type(examples.patches)(*parts))

@@ -56,11 +56,29 @@ class LowRank(NamedTuple):
         return (weights @ self.coefficients) @ self.components + total * self.mean.unsqueeze(1)
 
 
+class Factored(NamedTuple):
+    """`LowRank` with its mean as one more component, whose coefficients are ones."""
+
+    coefficients: Tensor  # [batch, token, rank]
+    components: Tensor  # [batch, rank, width]
+
+    def dot(self, query: Tensor) -> Tensor:
+        """[batch, head, width] -> [batch, head, token]."""
+        return (query @ self.components.mT) @ self.coefficients.mT
+
+    def mix(self, weights: Tensor) -> Tensor:
+        """[batch, head, token] -> [batch, head, width]."""
+        return (weights @ self.coefficients) @ self.components
+
+
+Patches = Dense | LowRank | Factored
+
+
 class Seen(NamedTuple):
     """All that a one-block tail sees of a batch of images."""
 
     cls: Tensor  # [batch, width], raw: it also feeds the residual
-    patches: Dense | LowRank  # normalised: the block meets them only through its first norm
+    patches: Patches  # normalised: the block meets them only through its first norm
 
     def pick(self, rows: slice) -> Seen:
         """Some of the images."""
@@ -118,7 +136,7 @@ def _attend(
     heads: int,
     query: Tensor,  # [batch, width]
     own: Tensor | None,  # [batch, width], the query's own normalised token, if it has one
-    others: Dense | LowRank,
+    others: Patches,
     gain: Tensor | None,
     shift: Tensor | None,
 ) -> Tensor:

@@ -64,32 +64,39 @@ def supports(spec: TailSpec) -> bool:
 
 def thin_step(params: Params, other: Tensor, spec: TailSpec, asked: Question) -> Step:
     """One block's forward and backward for the class token alone."""
-    at = f"layers.{spec.last}."
-    p = {name.removeprefix(at): value for name, value in params.items()}
-    cls, patches = asked.seen
-    batch, width = cls.shape
-    heads, depth = spec.heads, width // spec.heads
-    w_k = p["self_attn.k_proj.weight"].view(heads, depth, width)
-    w_v = p["self_attn.v_proj.weight"].view(heads, depth, width)
-    gain, shift = p["layer_norm1.weight"], p["layer_norm1.bias"]
+    logits, late, attended = late_step(params, other, spec, asked)
+    early = early_step(params, spec, asked.seen, attended)
+    return Step(logits, late.matrices | early.matrices, late.vectors | early.vectors)
+
+
+class Gradients(NamedTuple):
+    """Of a part of the block."""
+
+    matrices: dict[str, Thin]
+    vectors: dict[str, Tensor]
+
+
+class Attended(NamedTuple):
+    """What the attention did on the way forward, and what came back to it."""
+
+    q: Tensor  # [batch, head, depth]
+    folded: Tensor  # [batch, head, width]: the queries as the normalised tokens meet them
+    weights: Tensor  # [batch, head, 1 + patch]
+    mixed: Tensor  # [batch, head, width]
+    values: Tensor  # [batch, width]
+    out: Tensor  # [batch, width], before the layer scale
+    d_x1: Tensor  # [batch, width], the gradient of the residual after it
+
+
+def late_step(
+    params: Params, other: Tensor, spec: TailSpec, asked: Question
+) -> tuple[Tensor, Gradients, Attended]:
+    """All the way forward, and back as far as the attention's output."""
+    p = _own_names(params, spec)
+    cls = asked.seen.cls
+    forward = _attend(p, spec, asked.seen)
     scale1, scale2 = p.get("layer_scale1.lambda1"), p.get("layer_scale2.lambda1")
-
-    # Attention of the one query; see tail.py.
-    own = normalise(cls, spec.norm_eps)
-    own_in = own * gain + shift
-    q = _linear(p, "self_attn.q_proj", own_in).view(batch, heads, depth) * depth**-0.5
-    folded = _by_head(q, w_k)
-    asks = folded * gain  # [batch, head, width]
-    scores = torch.cat([(asks * own.unsqueeze(1)).sum(-1, keepdim=True), patches.dot(asks)], -1)
-    attention = scores.softmax(-1)
-    first, rest = attention[..., :1], attention[..., 1:]
-    mixed = first * own.unsqueeze(1) + patches.mix(rest)
-    mixed_in = mixed * gain + shift
-    values = _by_head(mixed_in, w_v.mT).reshape(batch, width) + p["self_attn.v_proj.bias"]
-    attended = _linear(p, "self_attn.out_proj", values)
-    x1 = cls + (attended if scale1 is None else attended * scale1)
-
-    # The MLP, the last norm, the projection.
+    x1 = cls + (forward.out if scale1 is None else forward.out * scale1)
     hat2, spread2 = _normed(x1, spec.norm_eps)
     hidden_in = hat2 * p["layer_norm2.weight"] + p["layer_norm2.bias"]
     hidden = _linear(p, "mlp.fc1", hidden_in)
@@ -104,7 +111,6 @@ def thin_step(params: Params, other: Tensor, spec: TailSpec, asked: Question) ->
     unit = features / length
     logits = asked.scale * unit @ asked.labels.T + asked.mask
 
-    # And back.
     d_cosine, d_other = _loss_gradient(logits, other, asked)
     d_unit = d_cosine @ asked.labels
     d_features = (d_unit - unit * (unit * d_unit).sum(-1, keepdim=True)) / length
@@ -114,26 +120,45 @@ def thin_step(params: Params, other: Tensor, spec: TailSpec, asked: Question) ->
     d_hidden = _activation_gradient(spec, hidden, d_out @ p["mlp.fc2.weight"])
     d_hidden_in = d_hidden @ p["mlp.fc1.weight"]
     d_x1 = d_x2 + _norm_gradient(d_hidden_in * p["layer_norm2.weight"], hat2, spread2)
+    matrices = {"mlp.fc1": _thin(d_hidden, hidden_in), "mlp.fc2": _thin(d_out, active)}
+    vectors = {
+        "layer_norm2.weight": (d_hidden_in * hat2).sum(0),
+        "layer_norm2.bias": d_hidden_in.sum(0),
+        "mlp.fc1.bias": d_hidden.sum(0),
+        "mlp.fc2.bias": d_out.sum(0),
+    }
+    if scale2 is not None:
+        vectors["layer_scale2.lambda1"] = (d_x2 * out).sum(0)
+    gradients = _full_names(spec, matrices, vectors)
+    gradients.vectors["other"] = d_other
+    return logits, gradients, forward._replace(d_x1=d_x1)
+
+
+def early_step(params: Params, spec: TailSpec, seen: Seen, attended: Attended) -> Gradients:
+    """The rest of the way back, through the attention."""
+    p = _own_names(params, spec)
+    q, folded, weights, mixed, values, out, d_x1 = attended
+    w_k, w_v = _keys_and_values(p, spec)
+    gain, shift = p["layer_norm1.weight"], p["layer_norm1.bias"]
+    scale1 = p.get("layer_scale1.lambda1")
+    own = normalise(seen.cls, spec.norm_eps)
     d_attended = d_x1 if scale1 is None else d_x1 * scale1
     d_flat = d_attended @ p["self_attn.out_proj.weight"]
-    d_values = d_flat.view(batch, heads, depth)
+    d_values = d_flat.view(q.shape)
     d_mixed_in = _by_head(d_values, w_v)
     d_mixed = d_mixed_in * gain
     d_first = (d_mixed * own.unsqueeze(1)).sum(-1, keepdim=True)
-    d_attention = torch.cat([d_first, patches.dot(d_mixed)], -1)
-    d_scores = attention * (d_attention - (attention * d_attention).sum(-1, keepdim=True))
-    d_asks = d_scores[..., :1] * own.unsqueeze(1) + patches.mix(d_scores[..., 1:])
+    d_weights = torch.cat([d_first, seen.patches.dot(d_mixed)], -1)
+    d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdim=True))
+    d_asks = d_scores[..., :1] * own.unsqueeze(1) + seen.patches.mix(d_scores[..., 1:])
     d_folded = d_asks * gain
-    d_query = (_by_head(d_folded, w_k.mT) * depth**-0.5).reshape(batch, width)
+    d_query = (_by_head(d_folded, w_k.mT) * q.shape[2] ** -0.5).reshape(values.shape)
     d_own_in = d_query @ p["self_attn.q_proj.weight"]
-
     matrices = {
-        "self_attn.q_proj": _thin(d_query, own_in),
+        "self_attn.q_proj": _thin(d_query, own * gain + shift),
         "self_attn.k_proj": Thin(q, d_folded),
-        "self_attn.v_proj": Thin(d_values, mixed_in),
+        "self_attn.v_proj": Thin(d_values, mixed * gain + shift),
         "self_attn.out_proj": _thin(d_attended, values),
-        "mlp.fc1": _thin(d_hidden, hidden_in),
-        "mlp.fc2": _thin(d_out, active),
     }
     by_head = (d_mixed_in * mixed + d_asks * folded).sum(1)
     vectors = {
@@ -142,19 +167,50 @@ def thin_step(params: Params, other: Tensor, spec: TailSpec, asked: Question) ->
         "self_attn.q_proj.bias": d_query.sum(0),
         "self_attn.v_proj.bias": d_flat.sum(0),
         "self_attn.out_proj.bias": d_attended.sum(0),
-        "layer_norm2.weight": (d_hidden_in * hat2).sum(0),
-        "layer_norm2.bias": d_hidden_in.sum(0),
-        "mlp.fc1.bias": d_hidden.sum(0),
-        "mlp.fc2.bias": d_out.sum(0),
     }
     if scale1 is not None:
-        vectors["layer_scale1.lambda1"] = (d_x1 * attended).sum(0)
-    if scale2 is not None:
-        vectors["layer_scale2.lambda1"] = (d_x2 * out).sum(0)
-    return Step(
-        logits,
+        vectors["layer_scale1.lambda1"] = (d_x1 * out).sum(0)
+    return _full_names(spec, matrices, vectors)
+
+
+def _attend(p: Mapping[str, Tensor], spec: TailSpec, seen: Seen) -> Attended:
+    """The one query's attention, as in `tail.py`."""
+    batch, width = seen.cls.shape
+    w_k, w_v = _keys_and_values(p, spec)
+    gain, shift = p["layer_norm1.weight"], p["layer_norm1.bias"]
+    own = normalise(seen.cls, spec.norm_eps)
+    query = _linear(p, "self_attn.q_proj", own * gain + shift)
+    q = query.view(batch, spec.heads, -1) * w_k.shape[1] ** -0.5
+    folded = _by_head(q, w_k)
+    asks = folded * gain
+    first = (asks * own.unsqueeze(1)).sum(-1, keepdim=True)
+    weights = torch.cat([first, seen.patches.dot(asks)], -1).softmax(-1)
+    mixed = weights[..., :1] * own.unsqueeze(1) + seen.patches.mix(weights[..., 1:])
+    values = _by_head(mixed * gain + shift, w_v.mT).reshape(batch, width)
+    values = values + p["self_attn.v_proj.bias"]
+    out = _linear(p, "self_attn.out_proj", values)
+    return Attended(q, folded, weights, mixed, values, out, d_x1=out)  # still to come back
+
+
+def _keys_and_values(p: Mapping[str, Tensor], spec: TailSpec) -> tuple[Tensor, Tensor]:
+    """[head, depth, width] each."""
+    w_k, w_v = (p[f"self_attn.{name}_proj.weight"] for name in "kv")
+    shape = (spec.heads, -1, spec.width)
+    return w_k.view(shape), w_v.view(shape)
+
+
+def _own_names(params: Params, spec: TailSpec) -> dict[str, Tensor]:
+    at = f"layers.{spec.last}."
+    return {name.removeprefix(at): value for name, value in params.items()}
+
+
+def _full_names(
+    spec: TailSpec, matrices: Mapping[str, Thin], vectors: Mapping[str, Tensor]
+) -> Gradients:
+    at = f"layers.{spec.last}."
+    return Gradients(
         {f"{at}{name}.weight": value for name, value in matrices.items()},
-        {at + name: value for name, value in vectors.items()} | {"other": d_other},
+        {at + name: value for name, value in vectors.items()},
     )
 
 

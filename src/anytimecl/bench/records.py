@@ -36,7 +36,7 @@ from anytimecl.codec import (
     make_codec,
 )
 from anytimecl.errors import ModelError
-from anytimecl.tail import Dense, LowRank, Seen, look
+from anytimecl.tail import Dense, LowRank, Patches, Seen, look
 
 SOME = 64  # images that a process encodes at a time
 FEW = 4  # times that, and starting processes costs more than it saves
@@ -198,7 +198,7 @@ def half(decoded: Tensor | Seen, spec: Spec) -> Tensor | Seen:
         decoded = look(decoded.float(), spec.tail.norm_eps)
     if isinstance(decoded, Tensor):
         return decoded.half()
-    patches: Dense | LowRank = type(decoded.patches)(*(part.half() for part in decoded.patches))
+    patches: Patches = type(decoded.patches)(*(part.half() for part in decoded.patches))
     return Seen(decoded.cls.half(), patches)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anytimecl.backbone.spec import Spec
-from anytimecl.tail import Dense, LowRank, Params, Seen, embed, look
+from anytimecl.tail import Dense, Params, Patches, Seen, embed, look
 
 CHUNK = 512  # images that a tail looks at in one go
 
@@ -93,7 +93,7 @@ def pick(examples: Tensor | Seen, chosen: Tensor) -> Tensor | Seen:
     if isinstance(examples, Tensor):
         return examples.index_select(0, chosen).float()
     parts = [part.index_select(0, chosen).float() for part in examples.patches]
-    patches: Dense | LowRank = type(examples.patches)(*parts)
+    patches: Patches = type(examples.patches)(*parts)
     return Seen(examples.cls.index_select(0, chosen).float(), patches)
 
 
