@@ -101,7 +101,9 @@ class Bench:
         vectors = {f"label {i}": random[i] for i in range(labels)}
         settings = Settings(codec="tokens-fp16")
         examples = self.compressed(self.resident)
-        return StreamLearner(self.spec, self.tail, settings, examples, names, vectors)
+        return StreamLearner(
+            self.spec, self.tail, settings, examples, names, vectors, compiled=True
+        )
 
     def batch(self, count: int = BATCH) -> Batch:
         seen = self.compressed(count)

@@ -44,7 +44,8 @@ class StreamLearner:
     """The online method over examples that are known beforehand; the same steps as `Student`.
 
     `examples` are the tokens [example, token, width] of all of them, or what a one-block tail sees
-    of them; `labels` their labels; `vectors` the embedding of each label.
+    of them; `labels` their labels; `vectors` the embedding of each label. With `compiled` a GPU's
+    step takes less time, after some seconds of compiling: for streams of tens of thousands.
     """
 
     def __init__(
@@ -55,7 +56,10 @@ class StreamLearner:
         examples: Tensor | Seen,
         labels: Sequence[str],
         vectors: Mapping[str, Tensor],
+        *,
+        compiled: bool = False,
     ) -> None:
+        self._compiled = compiled
         self.learner = Learner(spec, tail, settings.learner)
         self.estimates = Estimates(settings.eta)
         self.labels: list[str] = []  # seen, in order of first appearance
@@ -189,10 +193,12 @@ class StreamLearner:
         self._turn += 1
 
     def _in_halves(self) -> Callable[[], None]:
-        """`_one`, compiled, and the MLP's weights change while the gradients of attention come."""
+        """`_one`, but the MLP's weights change while the gradients of attention come."""
         beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        late = torch.compile(self._late, dynamic=False)
-        early = torch.compile(self._early, dynamic=False)
+        late, early = self._late, self._early
+        if self._compiled:
+            late = torch.compile(late, dynamic=False)
+            early = torch.compile(early, dynamic=False)
 
         def one() -> None:
             gradients, seen, attended = late()
