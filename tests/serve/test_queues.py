@@ -43,6 +43,33 @@ def test_what_waits_goes_together_and_each_gets_its_own() -> None:
     encoder.close()
 
 
+def order(lessons: int, questions: int) -> list[list[float]]:
+    """Which images meet in batches of four: lessons are numbered from 100."""
+    batches: list[list[float]] = []
+    gate, entered = threading.Semaphore(0), threading.Semaphore(0)
+
+    def trunk(pixels: Tensor) -> Tensor:
+        batches.append(pixels.flatten().tolist())
+        entered.release()
+        assert gate.acquire(timeout=60)
+        return pixels
+
+    encoder = Encoder(trunk, batch=4, waiting=99)
+    encoder.submit([torch.zeros(1)])
+    assert entered.acquire(timeout=60)  # the rest waits
+    encoder.submit([torch.tensor([1.0 + number]) for number in range(questions)])
+    encoder.submit([torch.tensor([100.0 + number]) for number in range(lessons)], lesson=True)
+    gate.release(99)
+    encoder.close()
+    return batches[1:]
+
+
+def test_lessons_have_a_quarter_and_what_is_left() -> None:
+    assert order(lessons=2, questions=5) == [[100, 1, 2, 3], [101, 4, 5]]
+    assert order(lessons=5, questions=2) == [[100, 101, 1, 2], [102, 103, 104]]
+    assert order(lessons=0, questions=5) == [[1, 2, 3, 4], [5]]
+
+
 def test_images_are_taken_all_or_none() -> None:
     trunk = Held()
     encoder = Encoder(trunk, batch=1, waiting=2)

@@ -1,4 +1,8 @@
-"""Images of all requests go through the trunk together, in the order of arrival."""
+"""Images of all requests go through the trunk together, in the order of arrival.
+
+Lessons have a lane of their own with a quarter of every batch: a person who corrects does not wait
+behind fifty programs that ask, and however many teach, those who ask keep three quarters.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,8 @@ class Encoder:
         observe: Callable[[int, float], None] = lambda images, seconds: None,
     ) -> None:
         self._trunk, self._batch, self._room, self._observe = trunk, batch, waiting, observe
-        self._queue: deque[tuple[Future[Tensor], Tensor]] = deque()
+        self._questions: deque[tuple[Future[Tensor], Tensor]] = deque()
+        self._lessons: deque[tuple[Future[Tensor], Tensor]] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._seconds = 0.05  # for one image, as of late
@@ -44,23 +49,24 @@ class Encoder:
         self._thread.start()
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._questions) + len(self._lessons)
 
     @property
     def alive(self) -> bool:
         """Whether images are still being encoded."""
         return self._thread.is_alive() and not self._closing
 
-    def submit(self, images: Sequence[Tensor]) -> list[Future[Tensor]]:
+    def submit(self, images: Sequence[Tensor], *, lesson: bool = False) -> list[Future[Tensor]]:
         """Pixels [3, height, width] of each image, to its tokens [token, width]; all or none."""
         futures: list[Future[Tensor]] = [Future() for _ in images]
         with self._changed:
             if self._closing:
                 raise Problem(503, STOPPING, retry_after=5)
-            if len(self._queue) + len(images) > self._room:
-                wait = min(60.0, self._seconds * len(self._queue))
+            if len(self) + len(images) > self._room:
+                wait = min(60.0, self._seconds * len(self))
                 raise Busy("Too many images wait to be looked at; ask again later.", wait)
-            self._queue.extend(zip(futures, images, strict=True))
+            lane = self._lessons if lesson else self._questions
+            lane.extend(zip(futures, images, strict=True))
             self._changed.notify()
         return futures
 
@@ -81,9 +87,11 @@ class Encoder:
     def _next(self) -> list[tuple[Future[Tensor], Tensor]]:
         """What waits, at most a batch; nothing at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closing)
-            count = min(self._batch, len(self._queue))
-            return [self._queue.popleft() for _ in range(count)]
+            self._changed.wait_for(lambda: len(self) or self._closing)
+            share = max(1, self._batch // 4, self._batch - len(self._questions))
+            taken = [self._lessons.popleft() for _ in range(min(share, len(self._lessons)))]
+            room = min(self._batch - len(taken), len(self._questions))
+            return taken + [self._questions.popleft() for _ in range(room)]
 
     def _encode(self, live: Sequence[tuple[Future[Tensor], Tensor]]) -> None:
         began = time.monotonic()

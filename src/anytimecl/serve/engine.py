@@ -117,7 +117,7 @@ class Engine:
         pixels, thumbnail = await self._decode(image, thumbnail=True)
         given: Tensor | bytes = image
         if not self.keeps_images:  # a codec of images makes its tokens itself
-            [given] = await self._encode([pixels])
+            [given] = await self._encode([pixels], lesson=True)
         return await self.in_turn(lambda: self._teach(given, name, chosen, key, thumbnail))
 
     async def forget_example(self, example: int) -> int:
@@ -271,8 +271,8 @@ class Engine:
 
         return await asyncio.get_running_loop().run_in_executor(self._decoders, decode)
 
-    async def _encode(self, pixels: Sequence[Tensor]) -> list[Tensor]:
-        futures: list[Future[Tensor]] = self.encoder.submit(pixels)
+    async def _encode(self, pixels: Sequence[Tensor], *, lesson: bool = False) -> list[Tensor]:
+        futures: list[Future[Tensor]] = self.encoder.submit(pixels, lesson=lesson)
         return list(await asyncio.gather(*map(asyncio.wrap_future, futures)))
 
     def _known(self, key: str, label: str) -> Taught | None:
