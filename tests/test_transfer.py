@@ -18,7 +18,7 @@ from anytimecl.codec import make_codec
 from anytimecl.errors import ModelError, StoreError
 from anytimecl.learner import Learner
 from anytimecl.memory import open_memory
-from anytimecl.memory.parquet import read_export
+from anytimecl.memory.importing import read_export
 from anytimecl.tail import embed
 from anytimecl.transfer import export_classifier, import_classifier, reencode
 

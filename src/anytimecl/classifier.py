@@ -116,7 +116,11 @@ class AnytimeClassifier:
         self._learning = threading.Lock()  # one example at a time
         self._keeper = Keeper(folder, read_only=memory.read_only)
         self._last_asked: _Asked | None = None
-        self._student = self._recovered(self._keeper.load(), progress, keep=True)
+        try:
+            self._student = self._recovered(self._keeper.load(), progress, keep=True)
+        except BaseException:
+            self._keeper.close()  # or it might still write when the next owner does
+            raise
 
     @classmethod
     def open(

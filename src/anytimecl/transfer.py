@@ -22,14 +22,8 @@ from anytimecl.errors import ImageError, ModelError, StoreError
 from anytimecl.images import load_image
 from anytimecl.keeper import CHECKPOINT
 from anytimecl.memory import Row, Store, open_memory
-from anytimecl.memory.parquet import (
-    Export,
-    Features,
-    Imported,
-    export_memory,
-    import_into,
-    import_new,
-)
+from anytimecl.memory.exporting import Features, export_memory
+from anytimecl.memory.importing import Export, Imported, import_into, import_new
 from anytimecl.settings import Settings
 from anytimecl.student import Progress
 from anytimecl.tail import Seen, embed

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from tests.memory.checks import assert_sound, record
 
 from anytimecl.errors import StoreError
-from anytimecl.memory import Event, Row, Store, StoreWarning, open_memory, parquet
-from anytimecl.memory.parquet import export_memory, import_into, import_new, read_export
+from anytimecl.memory import Event, Row, Store, StoreWarning, exporting, importing, open_memory
+from anytimecl.memory.exporting import export_memory
+from anytimecl.memory.importing import import_into, import_new, read_export
 
 META = {"settings": json.dumps({"codec": "tokens-fp32"}), "fingerprint": "f"}
 ROWS = [
@@ -51,8 +52,8 @@ def contents(memory: Store) -> list[tuple[int, Row]]:
 def test_what_is_exported_is_imported_under_the_same_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet, "SHARD_BYTES", 9000)  # several shards of several groups
-    monkeypatch.setattr(parquet, "GROUP_BYTES", 4000)
+    monkeypatch.setattr(exporting, "SHARD_BYTES", 9000)  # several shards of several groups
+    monkeypatch.setattr(exporting, "GROUP_BYTES", 4000)
     done: list[tuple[int, int]] = []
     with open_memory(made(tmp_path / "a"), read_only=True) as memory:
         count = export_memory(memory, tmp_path / "out", progress=lambda *at: done.append(at))
@@ -117,18 +118,16 @@ def lengths(records: Sequence[bytes]) -> Mapping[str, torch.Tensor]:
 def test_features_lie_beside_the_rows_in_the_same_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import pyarrow.parquet as pq
-
-    monkeypatch.setattr(parquet, "SHARD_BYTES", 9000)
-    monkeypatch.setattr(parquet, "GROUP_BYTES", 4000)
+    monkeypatch.setattr(exporting, "SHARD_BYTES", 100)
+    monkeypatch.setattr(exporting, "GROUP_BYTES", 4000)
     with open_memory(made(tmp_path / "a"), read_only=True) as memory:
         export_memory(memory, tmp_path / "out", features=lengths)
-    for path in sorted((tmp_path / "out" / "data").iterdir()):
-        name = path.name.replace("train", "features").replace("parquet", "safetensors")
-        found = load_file(tmp_path / "out" / "features" / name)
-        table = pq.read_table(path)
-        assert found["id"].tolist() == table["id"].to_pylist()
-        assert found["length"][:, 0].tolist() == [len(r) for r in table["record"].to_pylist()]
+        rows = contents(memory)
+    files = [load_file(path) for path in sorted((tmp_path / "out" / "features").iterdir())]
+    assert len(files) > 2
+    assert torch.cat([file["id"] for file in files]).tolist() == [id_ for id_, _ in rows]
+    found = torch.cat([file["length"] for file in files])[:, 0].tolist()
+    assert found == [len(row.record) for _, row in rows]
 
 
 def test_an_import_repeated_adds_nothing(tmp_path: Path) -> None:
@@ -147,8 +146,8 @@ def test_an_import_repeated_adds_nothing(tmp_path: Path) -> None:
         assert import_into(export, memory) == (0, 22)
 
 
-def rows_of(export: parquet.Export) -> list[Row]:
-    return [row for rows in parquet._rows(export, None) for _, row in rows]
+def rows_of(export: importing.Export) -> list[Row]:
+    return [row for rows in importing._rows(export, None) for _, row in rows]
 
 
 def test_an_interrupted_export_or_import_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -166,7 +165,7 @@ def test_an_interrupted_export_or_import_leaves_nothing_behind(tmp_path: Path) -
 
 
 def test_an_interrupted_addition_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "AT_ONCE", 5)
+    monkeypatch.setattr(importing, "AT_ONCE", 5)
     export = read_export(exported(made(tmp_path / "a"), tmp_path / "out"))
 
     def stop(done: int, total: int) -> None:
@@ -187,7 +186,7 @@ def test_what_is_damaged_is_left_out_of_an_export(tmp_path: Path) -> None:
         with pytest.warns(StoreWarning, match="Example 3"):
             assert export_memory(memory, tmp_path / "out") == 21
     assert 3 not in [
-        id_ for rows in parquet._rows(read_export(tmp_path / "out"), None) for id_, _ in rows
+        id_ for rows in importing._rows(read_export(tmp_path / "out"), None) for id_, _ in rows
     ]
 
 

@@ -143,7 +143,7 @@ def read_in(
     A new memory is the one that was exported, under the same numbers. To an existing one the
     examples are added and learned; those that were imported before are passed over.
     """
-    from anytimecl.memory.parquet import read_export
+    from anytimecl.memory.importing import read_export
     from anytimecl.transfer import import_classifier
 
     found = read_export(export)

@@ -51,7 +51,7 @@ def verify(store: Store) -> Report:
     ...     verify(memory).ok
     True
     """
-    with _snapshot(store) as view:
+    with snapshot(store) as view:
         examples: list[int] = []
         damaged: set[int] = set()
         checks = (
@@ -149,7 +149,7 @@ def _blank(view: Store, start: int, end: int) -> bool:
 
 
 @contextmanager
-def _snapshot(store: Store) -> Iterator[Store]:
+def snapshot(store: Store) -> Iterator[Store]:
     """A view that does not change, and keeps nobody waiting where there are files."""
     if store.path is None:
         with store.reading():

@@ -1,0 +1,212 @@
+"""A memory as Parquet files that pandas and Hugging Face datasets open, and back without loss.
+
+    DIR/data/train-00000-of-00002.parquet     examples in order of arrival, records as bytes
+    DIR/features/features-00000.safetensors           what a model sees in them, if asked for
+    DIR/memory.json                           what the memory says of itself, and its journal
+
+Shards are bounded in bytes, and one row group at a time is in RAM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from anytimecl.errors import StoreError
+from anytimecl.memory.contract import Row
+from anytimecl.memory.store import Store
+from anytimecl.memory.verification import snapshot
+
+FORMAT = "anytimecl memory export"
+VERSION = 1
+ABOUT = "memory.json"
+SHARD_BYTES = 1 << 28  # of records, about
+GROUP_BYTES = 1 << 24  # in RAM at once, about
+AT_ONCE = 1000  # examples at most in one row group, or in one transaction
+
+Progress = Callable[[int, int], None]  # done, of how many
+Features = Callable[[Sequence[bytes]], Mapping[str, Tensor]]  # of records, [record, ...] each
+
+
+def export_memory(
+    store: Store,
+    to: Path,
+    *,
+    features: Features | None = None,
+    beside: Callable[[Path], None] = lambda folder: None,
+    progress: Progress | None = None,
+) -> int:
+    """Write the memory into the new folder `to`, which appears all at once; returns how many.
+
+    The examples are those of one moment; others may write meanwhile. `beside` may add files.
+    """
+    pyarrow_parquet()
+    with all_at_once(Path(to)) as part:
+        (part / "data").mkdir()
+        with snapshot(store) as view:
+            count = _write(view, part, features, progress)
+        beside(part)
+    return count
+
+
+@contextmanager
+def all_at_once(to: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `to` in the end."""
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise StoreError(f"{to} is there already: choose a new folder.")
+    part = to.with_name(f".{to.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # of one that was killed
+    try:
+        part.mkdir(parents=True)
+        yield part
+        if to.exists():
+            to.rmdir()
+        os.replace(part, to)
+    except (OSError, SafetensorError) as error:
+        raise StoreError(f"{to} could not be written: {error}.") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _write(store: Store, part: Path, features: Features | None, progress: Progress | None) -> int:
+    ids = store.all_ids()
+    size = int(store.db.execute("SELECT coalesce(sum(size), 0) FROM example").fetchone()[0])
+    mean = max(1, size // max(1, len(ids)))
+    group = max(1, min(AT_ONCE, GROUP_BYTES // mean))
+    shard = max(1, SHARD_BYTES // mean // group) * group
+    total = max(1, -(-len(ids) // shard))
+    shards: dict[str, int] = {}
+    looked = _Features(part / "features", features)
+    done = 0
+    for number in range(total):
+        mine = ids[number * shard : (number + 1) * shard]
+        name = f"data/train-{number:05d}-of-{total:05d}.parquet"
+        shards[name] = 0
+        with _Writer(part / name, store.meta) as writer:
+            for start in range(0, len(mine), group):
+                rows = store.rows(mine[start : start + group])
+                writer.write(rows)
+                looked.add(rows)
+                shards[name] += len(rows)
+                done += len(mine[start : start + group])
+                if progress is not None:
+                    progress(done, len(ids))
+    looked.write()
+    kinds = ("evict", "forget")  # whose examples are not here anyway
+    events = [list(event) for event in store.journal.sound() if event.kind not in kinds]
+    about = {
+        "format": FORMAT,
+        "version": VERSION,
+        "meta": dict(store.meta),
+        "last": store.journal.last(),
+        "events": events,
+        "shards": shards,
+    }
+    (part / ABOUT).write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")
+    return sum(shards.values())
+
+
+class _Writer:
+    """One Parquet file."""
+
+    def __init__(self, path: Path, meta: Mapping[str, str]) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._codec = json.loads(meta.get("settings", "{}")).get("codec")
+        self._schema = pa.schema(
+            [
+                pa.field("id", pa.int64(), nullable=False),
+                pa.field("label", pa.string(), nullable=False),
+                pa.field("candidates", pa.list_(pa.string())),
+                pa.field("key", pa.string()),
+                pa.field("time", pa.timestamp("ms", tz="UTC")),
+                pa.field("codec", pa.string()),
+                pa.field("checksum", pa.int64(), nullable=False),  # crc32 of the record
+                pa.field("record", pa.binary(), nullable=False),
+            ]
+        )
+        names = [name for name in self._schema.names if name != "record"]
+        squeezed = dict.fromkeys(names, "zstd") | {"record": "none"}  # codecs squeeze already
+        texts = ["label", "candidates.list.element", "codec"]
+        self._file = pq.ParquetWriter(
+            path, self._schema, compression=squeezed, use_dictionary=texts
+        )
+
+    def write(self, rows: Sequence[tuple[int, Row]]) -> None:
+        """One row group."""
+        import pyarrow as pa
+
+        if not rows:
+            return
+        columns = [
+            [example for example, _ in rows],
+            [row.label for _, row in rows],
+            [None if row.candidates is None else list(row.candidates) for _, row in rows],
+            [row.key for _, row in rows],
+            [row.time for _, row in rows],
+            [self._codec] * len(rows),
+            [zlib.crc32(row.record) for _, row in rows],
+            [row.record for _, row in rows],
+        ]
+        arrays = [
+            pa.array(column, field.type)
+            for column, field in zip(columns, self._schema, strict=True)
+        ]
+        self._file.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+
+class _Features:
+    """What a model sees in the examples, in files of bounded size."""
+
+    def __init__(self, folder: Path, look: Features | None) -> None:
+        self._folder, self._look = folder, look
+        self._parts: list[dict[str, Tensor]] = []
+        self._files = 0
+
+    def add(self, rows: Sequence[tuple[int, Row]]) -> None:
+        """The next examples."""
+        if self._look is None or not rows:
+            return
+        seen = self._look([row.record for _, row in rows])
+        part = {"id": torch.tensor([example for example, _ in rows])}
+        self._parts.append(part | {name: value.cpu() for name, value in seen.items()})
+        if sum(value.nbytes for part in self._parts for value in part.values()) >= SHARD_BYTES:
+            self.write()
+
+    def write(self) -> None:
+        """What was added since the last file, as the next."""
+        if not self._parts:
+            return
+        self._folder.mkdir(exist_ok=True)
+        whole = {name: torch.cat([p[name] for p in self._parts]) for name in self._parts[0]}
+        save_file(whole, self._folder / f"features-{self._files:05d}.safetensors")
+        self._files += 1
+        self._parts.clear()
+
+
+def pyarrow_parquet() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise StoreError(
+            "Parquet files need pyarrow: install it with pip install 'anytimecl[export]'."
+        ) from error
+    return pyarrow.parquet

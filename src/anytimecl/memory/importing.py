@@ -1,0 +1,167 @@
+"""An export, as `exporting` wrote it, into a memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from anytimecl.errors import AnytimeError, StoreError
+from anytimecl.memory.contract import Row
+from anytimecl.memory.exporting import (
+    ABOUT,
+    AT_ONCE,
+    FORMAT,
+    VERSION,
+    Progress,
+    all_at_once,
+    pyarrow_parquet,
+)
+from anytimecl.memory.opening import open_memory
+from anytimecl.memory.store import Store
+
+
+class Imported(NamedTuple):
+    """How many examples are new, and how many were there already."""
+
+    new: int
+    known: int
+
+
+@dataclass(frozen=True)
+class Export:
+    """What is known of an export before its examples are read."""
+
+    folder: Path
+    meta: Mapping[str, str]
+    examples: int
+    last: int  # number of the last event
+    events: Sequence[tuple[int, str, dict[str, Any]]]  # that learning repeats, besides examples
+    shards: Mapping[str, int]  # file below the folder -> examples in it
+
+
+def read_export(folder: Path) -> Export:
+    """What an export says of itself; StoreError if it is none, or not whole."""
+    folder = Path(folder)
+    try:
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        if about["format"] != FORMAT:
+            raise KeyError(about["format"])
+        if about["version"] != VERSION:
+            raise StoreError(
+                f"The export in {folder} has version {about['version']}, and this anytimecl reads "
+                f"{VERSION}: use the anytimecl that wrote it."
+            )
+        export = Export(
+            folder,
+            dict(about["meta"]),
+            sum(about["shards"].values()),
+            int(about["last"]),
+            [(int(number), str(kind), dict(data)) for number, kind, data in about["events"]],
+            dict(about["shards"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"There is no export of a memory in {folder}.") from error
+    for name in export.shards:
+        if not (folder / name).is_file():
+            raise StoreError(f"The export in {folder} is not whole: {name} is missing.")
+    return export
+
+
+def import_new(
+    export: Export,
+    to: Path,
+    *,
+    beside: Callable[[Path], None] = lambda folder: None,
+    progress: Progress | None = None,
+) -> Imported:
+    """The memory that was exported, under the same numbers, in a new folder, all at once."""
+    with all_at_once(Path(to)) as part:
+        with open_memory(part, create=export.meta) as store:
+            for rows in _rows(export, progress):
+                with store.writing():
+                    for example, row in rows:
+                        store.last = example - 1  # so that the next number is the same
+                        store.add(row)
+            with store.writing():
+                for number, kind, data in export.events:
+                    store.journal.write(number, kind, data)
+                store.last = max(store.last, export.last)
+                store.note("import", {"examples": export.examples})
+        beside(part)
+    return Imported(export.examples, 0)
+
+
+def import_into(export: Export, store: Store, *, progress: Progress | None = None) -> Imported:
+    """Add the examples to a memory of the same kind; what was imported before is passed over."""
+    new = 0
+    for rows in _rows(export, progress):
+        with store.writing():
+            for example, row in rows:
+                keyed = row._replace(key=row.key or _key(example, row))
+                if not _is_there(store, example, row) and store.has_key(keyed.key or "") is None:
+                    store.add(keyed)
+                    new += 1
+    return Imported(new, export.examples - new)
+
+
+def _is_there(store: Store, example: int, row: Row) -> bool:
+    """Whether it is the same memory's own example, under its own number."""
+    place = store.records.find(example)
+    if place is None or (place.key, place.time) != (row.key, row.time):
+        return False
+    return place.size == len(row.record) and store.read([example]) == [row.record]
+
+
+def _key(example: int, row: Row) -> str:
+    """For an example that has none: the same one has the same key the next time."""
+    about = f"{example} {row.label}\0".encode("utf-8", "surrogateescape")
+    return f"import {hashlib.sha256(about + row.record).hexdigest()}"
+
+
+def _rows(export: Export, progress: Progress | None) -> Iterator[list[tuple[int, Row]]]:
+    """The examples in order, some at a time, each checked."""
+    pq = pyarrow_parquet()
+    done = 0
+    for name, expected in export.shards.items():
+        try:
+            with pq.ParquetFile(export.folder / name) as file:
+                if file.metadata.num_rows != expected:
+                    raise ValueError(f"{file.metadata.num_rows} examples instead of {expected}")
+                for batch in file.iter_batches(AT_ONCE):
+                    yield [_row(plain) for plain in _plain(batch)]
+                    done += len(batch)
+                    if progress is not None:
+                        progress(done, export.examples)
+        except AnytimeError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's own are of these
+            raise StoreError(f"{export.folder / name} is damaged: {error}.") from error
+
+
+def _plain(batch: Any) -> list[dict[str, Any]]:
+    import pyarrow as pa
+
+    at = batch.schema.get_field_index("time")
+    plain: list[dict[str, Any]] = batch.set_column(
+        at, "time", batch.column("time").cast(pa.int64())
+    ).to_pylist()
+    return plain
+
+
+def _row(plain: Mapping[str, Any]) -> tuple[int, Row]:
+    record = plain["record"]
+    if zlib.crc32(record) != plain["checksum"]:
+        raise ValueError(f"the record of example {plain['id']} is not what was exported")
+    candidates = plain["candidates"]
+    return int(plain["id"]), Row(
+        plain["label"],
+        record,
+        None if candidates is None else tuple(candidates),
+        plain["key"],
+        plain["time"],
+    )
