@@ -1,12 +1,12 @@
 """Data-incremental learning: accuracy over the whole task as its examples arrive one by one.
 
     python -m benchmarks.data_incremental DATA OUT [--tasks cifar100,pets,resisc12] [--seeds 0,1,2]
-                                          [--codec tokens-fp16] [--device cpu]
+                                          [--device cpu]
 
-Each example is scored, learned and stored exactly as `AnytimeClassifier` does it; only encoding is
-done ahead. After 2, 4, 8, 16, 32, 64 and 100 % of the examples every blend answers the whole test
-split. Prints a table (mean over seeds) and writes every figure to OUT as JSON lines; figures that
-are there already are not computed again.
+Each example is scored, learned and drawn again as `AnytimeClassifier` does it, from full tokens;
+only encoding is done ahead. After 2, 4, 8, 16, 32, 64 and 100 % of the examples every blend answers
+the whole test split. Prints a table (mean over seeds) and writes every figure to OUT as JSON lines;
+figures that are there already are not computed again.
 """
 
 from __future__ import annotations
@@ -21,16 +21,12 @@ import numpy as np
 import torch
 from benchmarks.features import Features, features
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from anytimecl.backbone import Backbone, load
 from anytimecl.blend import BLENDS, Opinions, blend
-from anytimecl.codec import make_codec
-from anytimecl.lock import TurnLock
-from anytimecl.memory import RamMemory
 from anytimecl.settings import Settings
-from anytimecl.student import Student
+from anytimecl.stream import StreamLearner
 
 STAGES = (0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0)
 
@@ -40,23 +36,23 @@ def stages(total: int) -> list[int]:
     return [max(1, round(total * share)) for share in STAGES]
 
 
-def accuracies(student: Student, test: Features) -> dict[str, float]:
+def accuracies(stream: StreamLearner, test: Features, vectors: torch.Tensor) -> dict[str, float]:
     """Every blend on the whole test split, unseen classes included."""
-    vectors = student.embed(test.names)
-    rows = torch.tensor([student.rows.get(name, -1) for name in test.names])
-    records = [student.estimates.of(name) for name in test.names]
+    device = vectors.device
+    rows = torch.tensor([stream.rows.get(name, -1) for name in test.names], device=device)
+    records = [stream.estimates.of(name) for name in test.names]
     right: dict[str, int] = defaultdict(int)
     for start in range(0, len(test.tokens), 64):
-        tokens = torch.from_numpy(test.tokens[start : start + 64]).float().to(vectors.device)
-        target = torch.from_numpy(test.targets[start : start + 64]).to(vectors.device)
-        tuned = student.learner.tuned_logits(tokens, vectors, rows.to(vectors.device))
-        other = student.learner.other_logit.expand(len(tuned), 1)
+        tokens = torch.from_numpy(test.tokens[start : start + 64]).to(device).float()
+        target = torch.from_numpy(test.targets[start : start + 64]).to(device)
+        tuned = stream.learner.tuned_logits(tokens, vectors, rows)
+        other = stream.learner.other_logit.expand(len(tuned), 1)
         opinions = Opinions(
             tuned.softmax(1),
-            student.learner.original_logits(tokens, vectors).softmax(1),
+            stream.learner.original_logits(tokens, vectors).softmax(1),
             torch.cat([tuned, other], 1).softmax(1)[:, -1],
             records,
-            student.estimates.overall,
+            stream.estimates.overall,
         )
         for name in BLENDS:
             right[name] += int((blend(name, opinions).argmax(1) == target).sum())
@@ -65,21 +61,25 @@ def accuracies(student: Student, test: Features) -> dict[str, float]:
 
 @torch.no_grad()
 def run(
-    backbone: Backbone, train: Features, test: Features, seed: int, codec: str
+    backbone: Backbone, train: Features, test: Features, seed: int
 ) -> Iterator[dict[str, object]]:
     """One stream, one line of results a stage."""
-    settings = Settings(codec=codec, seed=seed)
-    student_codec = make_codec(codec, backbone.spec, backbone.tail)
-    memory = RamMemory(cache_bytes=0)  # it is in RAM as it is
-    student = Student(backbone, student_codec, memory, settings, TurnLock())
-    order = np.random.default_rng(seed).permutation(len(train.tokens))
-    ends = stages(len(order))
-    for done, i in enumerate(track(order, f"seed {seed}"), start=1):
-        label = train.names[train.targets[i]]
-        record = student_codec.encode(torch.from_numpy(train.tokens[i]).float())
-        student.teach(memory.append(label, record), label, record, None)
-        if done in ends:
-            yield {"stage": STAGES[ends.index(done)], "examples": done} | accuracies(student, test)
+    vectors = backbone.embed_labels(test.names)
+    stream = StreamLearner(
+        backbone.spec,
+        backbone.tail,
+        Settings(codec="tokens-fp16", seed=seed),
+        torch.from_numpy(train.tokens).to(backbone.device),
+        [train.names[target] for target in train.targets],
+        dict(zip(test.names, vectors, strict=True)),
+    )
+    order = np.random.default_rng(seed).permutation(len(train.tokens)).tolist()
+    done = 0
+    for share, end in zip(STAGES, stages(len(order)), strict=True):
+        stream.learn(order[done:end])
+        done = end
+        print(f"seed {seed}: {end:,} of {len(order):,} examples learned", flush=True)
+        yield {"stage": share, "examples": end} | accuracies(stream, test, vectors)
 
 
 def main() -> None:
@@ -88,7 +88,6 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--tasks", default="cifar100,pets,resisc12")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--codec", default="tokens-fp16")
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     lines = (
@@ -98,15 +97,15 @@ def main() -> None:
     for task in given.tasks.split(","):
         archive = given.data / f"{task}.zip"
         for seed in map(int, given.seeds.split(",")):
-            key = {"task": task, "seed": seed, "codec": given.codec}
+            key = {"task": task, "seed": seed}
             if len([x for x in lines if key.items() <= x.items()]) == len(STAGES):
                 continue
             train, test = (features(archive, split, backbone) for split in ("train", "test"))
-            fresh = [key | line for line in run(backbone, train, test, seed, given.codec)]
+            fresh = [key | line for line in run(backbone, train, test, seed)]
             lines += fresh
             with given.out.open("a") as file:
                 file.writelines(json.dumps(line) + "\n" for line in fresh)
-        show(task, [x for x in lines if x["task"] == task and x["codec"] == given.codec])
+        show(task, [x for x in lines if x["task"] == task])
 
 
 def show(task: str, lines: list[dict[str, float]]) -> None:
