@@ -66,6 +66,7 @@ class Memory(Protocol):
         record: bytes,
         candidates: Sequence[str] | None = None,
         key: str | None = None,
+        time: int | None = None,
     ) -> int:
         """Store an example and its `learn` event; it is durable when this returns its id.
 

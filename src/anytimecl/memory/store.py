@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import time_ns
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -75,8 +75,9 @@ class Store:
         record: bytes,
         candidates: Sequence[str] | None = None,
         key: str | None = None,
+        time: int | None = None,
     ) -> int:
-        return self.append_many([Row(label, record, candidates, key)])[0]
+        return self.append_many([Row(label, record, candidates, key, time)])[0]
 
     def append_many(self, rows: Iterable[Row | tuple[str, bytes]]) -> list[int]:
         ready = [Row(*row) for row in rows]  # first of all, since making them may take long
@@ -154,7 +155,7 @@ class Store:
         label = self.vocabulary.add_example(row.label)
         given = row.candidates
         candidates = None if given is None else self.vocabulary.add_candidates(tuple(given))
-        when = time.time_ns() // 1_000_000 if row.time is None else row.time
+        when = time_ns() // 1_000_000 if row.time is None else row.time
         self.records.add(example, label, candidates, row.key, bytes(row.record), when)
         while self._cap is not None and self.vocabulary.total() > self._cap:
             self._evict()
