@@ -10,6 +10,7 @@ without rich, typer and matplotlib, so that a bare machine can run the suite.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -18,6 +19,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from multiprocessing import get_context
@@ -191,8 +193,12 @@ def _lines(studios: dict[str, Studio], left: Sequence[Cell], jobs: int) -> Itera
         return
     plain = [(each.recipe, each.data, each.device, each.validation) for each in studios.values()]
     with ProcessPoolExecutor(min(jobs, len(left)), get_context("spawn"), _begin, (plain,)) as pool:
-        for future in as_completed([pool.submit(_in_worker, cell) for cell in left]):
-            yield future.result()
+        cell_of = {pool.submit(_in_worker, cell): cell for cell in left}
+        for future in as_completed(cell_of):
+            try:
+                yield future.result()
+            except BrokenProcessPool as error:  # a process was killed, for memory perhaps
+                yield _failed(cell_of[future], error)
 
 
 def _safely(studio: Studio, cell: Cell) -> Line:
@@ -201,14 +207,20 @@ def _safely(studio: Studio, cell: Cell) -> Line:
         return run_cell(studio, cell)
     except Exception as error:
         tell(traceback.format_exc())
-        return {
-            "recipe": cell.recipe,
-            "group": cell.group,
-            "subject": cell.subject,
-            "name": cell.contestant.name,
-            "seed": cell.seed,
-            "error": f"{type(error).__name__}: {error}",
-        }
+        return _failed(cell, error)
+    finally:
+        gc.collect()  # a method's captured graph holds memory of the device, in cycles
+
+
+def _failed(cell: Cell, error: Exception) -> Line:
+    return {
+        "recipe": cell.recipe,
+        "group": cell.group,
+        "subject": cell.subject,
+        "name": cell.contestant.name,
+        "seed": cell.seed,
+        "error": f"{type(error).__name__}: {error}",
+    }
 
 
 _studios: dict[str, Studio] = {}  # of this process, by recipe
