@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,23 @@ def test_who_is_refused_cannot_go_on_sending() -> None:
         connection.sendall(head)
         assert b"401" in connection.recv(4000)
         assert dribble(connection, b"x" * 1000, 0.05, 20) < 10
+
+
+def test_who_never_takes_an_answer_is_cut_off() -> None:
+    generous = {"per_second": 1e9, "burst": 10**9}
+    with running(None, OPEN, send_seconds=0.5, **generous) as server, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", server.port))
+        asked, count = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n", 400
+        connection.sendall(asked * count)  # more than any buffer holds
+        time.sleep(2)
+        connection.settimeout(30)
+        taken = 0
+        with suppress(ConnectionError):
+            while part := connection.recv(1 << 20):
+                taken += part.count(b"HTTP/1.1 200")
+        assert taken < count
+        assert Client(server.url).stats()["examples"] == 0
 
 
 def test_many_slow_clients_do_not_keep_out_others() -> None:

@@ -44,11 +44,11 @@ class Broadcast:
         """A stream for one listener, in the format of text/event-stream."""
         if len(self._listeners) >= self._most:
             raise Busy("Too many pages listen already; close one.", 30)
-        queue: asyncio.Queue[tuple[str, Any]] = asyncio.Queue(WAITING)
-        self._listeners.add(queue)
-        return self._stream(queue)
+        return self._stream()
 
-    async def _stream(self, queue: asyncio.Queue[tuple[str, Any]]) -> AsyncIterator[bytes]:
+    async def _stream(self) -> AsyncIterator[bytes]:
+        queue: asyncio.Queue[tuple[str, Any]] = asyncio.Queue(WAITING)
+        self._listeners.add(queue)  # here: a stream that never begins would never end either
         try:
             yield b"retry: 2000\n\n"
             while not self._closed:

@@ -71,7 +71,7 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
-        answer = _Answer(scope, send, self._options.send_seconds)
+        answer = _Answer(scope, send)
         body = _Body(self, receive)
         try:
             self._admit(scope)
@@ -83,8 +83,6 @@ class Guard:
                 # Whoever is turned away may still be sending: that connection is not used again.
                 problem.headers["connection"] = "close"
                 await respond(problem)(scope, receive, answer.send)
-        except (TimeoutError, asyncio.CancelledError):
-            raise
         except Exception:
             log.exception("request %s failed", answer.identity)
             if not answer.started:
@@ -168,10 +166,10 @@ class _Body:
 
 
 class _Answer:
-    """The answer to a request: with the headers that every one carries, and not for ever."""
+    """The answer to a request, with the headers that every one carries."""
 
-    def __init__(self, scope: Scope, send: Send, seconds: float) -> None:
-        self._send, self._seconds = send, seconds
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._send = send
         self._page = scope["path"] in PAGE
         self.identity = secrets.token_hex(8)
         self.began = time.monotonic()
@@ -188,8 +186,7 @@ class _Answer:
                 headers[name] = value
             headers["cache-control"] = "no-cache" if self._page else "no-store"
             headers["x-request-id"] = self.identity
-        # A client that never takes its answer would hold it in RAM.
-        await asyncio.wait_for(self._send(message), self._seconds)
+        await self._send(message)
 
 
 def _check_host(host: str) -> None:

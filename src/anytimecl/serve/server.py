@@ -1,4 +1,4 @@
-"""The app behind a socket: uvicorn, with a bound on how long a head may take."""
+"""The app behind a socket: uvicorn, with bounds on how long a client may take."""
 
 from __future__ import annotations
 
@@ -31,21 +31,24 @@ def check_binding(host: str, tokens: Tokens) -> None:
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP in which no connection waits for ever for the rest of a head.
+    """HTTP in which nobody waits for ever: neither for a head, nor for an answer to be taken.
 
     Uvicorn bounds the time between two requests, but any byte ends that wait: who sends one byte a
-    second would hold a connection for as long as it likes.
+    second would hold a connection for as long as it likes. So would who never reads.
     """
 
     header_seconds = Options.header_seconds
+    send_seconds = Options.send_seconds
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._deadline: asyncio.TimerHandle | None = None
+        self._stuck: asyncio.TimerHandle | None = None
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
+        self._unstick()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -58,6 +61,22 @@ class BoundedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         self._watch()
         super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """The client takes nothing, and what waits for it is large."""
+        super().pause_writing()
+        if self._stuck is None:
+            self._stuck = self.loop.call_later(self.send_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It takes something again."""
+        self._unstick()
+        super().resume_writing()
+
+    def _unstick(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
 
     def _idle(self) -> bool:
         """Whether no request is being answered: a head, or a body nobody wants, is arriving."""
@@ -104,7 +123,8 @@ class Server(uvicorn.Server):
 def make_server(app: ASGIApp, engine: Engine, host: str, port: int, **changes: Any) -> Server:
     """Not yet running."""
     options = engine.options
-    protocol = type("Protocol", (BoundedProtocol,), {"header_seconds": options.header_seconds})
+    bounds = {"header_seconds": options.header_seconds, "send_seconds": options.send_seconds}
+    protocol = type("Protocol", (BoundedProtocol,), bounds)
     config = uvicorn.Config(
         app,
         host=host,
