@@ -32,7 +32,7 @@ from anytimecl.bench.world import chunks, resident
 from anytimecl.blend import Estimates as PairEstimates
 from anytimecl.learner import Learner
 from anytimecl.scale.blend import BLENDS, Estimates, Panel, blend
-from anytimecl.scale.encoder import LAYER_RATE, EncoderStream, join
+from anytimecl.scale.encoder import EncoderStream, LayerRates, join
 from anytimecl.settings import Settings
 from anytimecl.stream import StreamLearner
 from anytimecl.tail import Seen
@@ -131,9 +131,7 @@ def said(learner: Learner, asked: Tensor | Seen, vectors: Tensor, original: bool
     return torch.cat(found).softmax(1)
 
 
-def stages(
-    task: Task, seed: int, layer_rate: float = LAYER_RATE, scale: float | None = 50.0
-) -> Iterator[tuple[str, Panel]]:
+def stages(task: Task, seed: int, rates: LayerRates | None = None) -> Iterator[tuple[str, Panel]]:
     """Learn the stream; after each stage, what all three models say."""
     settings = Settings(seed=seed)
     streams: list[StreamLearner] = [
@@ -152,7 +150,7 @@ def stages(
             task.dino.train,
             task.labels,
             task.vectors,
-            layer_rate,
+            rates,
         ),
     ]
     estimates = Estimates(MODELS)
@@ -219,19 +217,20 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model", default="embedded", help="the original model")
     parser.add_argument("--encoder", default="dinov2-small", help="name, hub name or folder")
-    parser.add_argument("--layer-rate", type=float, default=LAYER_RATE)
+    parser.add_argument("--layer-rate", type=float, default=LayerRates.first)
+    parser.add_argument("--layer-half", type=float, default=LayerRates.half)
     parser.add_argument("--validation", action="store_true", help="never look at test images")
     parser.add_argument("--per-class", type=int, help="examples of each class, at most")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(words)
     clip = backbones.load(given.model, device=given.device)
     encoder = backbones.load(given.encoder, device=given.device)
-    dino = join(encoder, clip)
+    dino, rates = join(encoder, clip), LayerRates(given.layer_rate, given.layer_half)
     for name in given.tasks.split(","):
         task = prepare(name, given.data, clip, dino, given.validation, given.per_class)
         rows: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for seed in map(int, given.seeds.split(",")):
-            for stage, panel in stages(task, seed, given.layer_rate):
+            for stage, panel in stages(task, seed, rates):
                 for column, values in readings(panel).items():
                     figure = accuracy(values, task.targets)
                     rows[stage][column].append(figure)

@@ -11,7 +11,6 @@ from torch import Tensor
 from anytimecl.backbone import Backbone
 from anytimecl.blend import Opinions, Record
 from anytimecl.scale.leaf import Answer, image_vectors
-from anytimecl.settings import Settings
 
 
 def mixed(answers: Sequence[Answer], weights: Tensor) -> Answer:
@@ -45,13 +44,10 @@ def mixed(answers: Sequence[Answer], weights: Tensor) -> Answer:
     return Answer(opinions, alpha, mean([answer.values for answer in answers]))
 
 
-def original_only(
-    backbone: Backbone, settings: Settings, tokens: Tensor, labels: Sequence[str]
-) -> Answer:
+def original_only(backbone: Backbone, tokens: Tensor, vectors: Tensor) -> Answer:
     """What is left when no leaf can be reached: the model as it always was."""
-    vectors = backbone.embed_labels(labels, settings.templates)
     logits = backbone.spec.logit_scale * image_vectors(backbone, tokens) @ vectors.T
     original = logits.softmax(1)
-    records = [Record() for _ in labels]
+    records = [Record() for _ in vectors]
     opinions = Opinions(original, original, original.new_zeros(len(original)), records, Record())
-    return Answer(opinions, original.new_zeros(len(labels)), original)
+    return Answer(opinions, original.new_zeros(len(vectors)), original)

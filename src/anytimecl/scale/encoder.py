@@ -9,20 +9,32 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from anytimecl.backbone import Backbone
 from anytimecl.backbone.spec import Spec
-from anytimecl.learner import AdamW, Learner, LearnerConfig, Update
+from anytimecl.learner import BETAS, EPSILON, Batch, Learner, LearnerConfig, Update
 from anytimecl.settings import Settings
 from anytimecl.stream import StreamLearner
 from anytimecl.tail import Params, Seen
+from anytimecl.thin import Thin
 
 LAYER = "visual_projection.weight"
-LAYER_RATE = 1e-3  # chosen on training images held out: benchmarks/encoders.py --validation
+
+
+@dataclass(frozen=True)
+class LayerRates:
+    """Learning rates of the layer, chosen on training images held out (benchmarks/encoders.py).
+
+    It knows nothing at first and has to hurry; later it should keep still for the block.
+    """
+
+    first: float = 1e-3
+    half: float = 100.0  # steps after which the rate is half of the first
 
 
 def join(encoder: Backbone, labels: Backbone, seed: int = 0) -> Backbone:
@@ -68,31 +80,51 @@ class JointLearner(Learner):
         spec: Spec,
         tail: Mapping[str, Tensor],
         config: LearnerConfig,
-        layer_rate: float = LAYER_RATE,
+        rates: LayerRates | None = None,
     ) -> None:
         super().__init__(spec, tail, config)
         self.params[LAYER] = self.original[LAYER].clone()
-        self.layer_rate = layer_rate
+        self.rates = rates or LayerRates()
 
     def trainable(self) -> dict[str, Tensor]:
         """What learning changes, by name."""
         return super().trainable() | {LAYER: self.params[LAYER]}
 
-    def apply(self, update: Update, count: Tensor | None = None) -> None:
-        """The online step: the layer's rate is its own."""
-        if count is None:
-            self.optimiser.steps += 1
-            count = torch.tensor(float(self.optimiser.steps), device=self.other.device)
-        rest = {name: g for name, g in update.gradients.items() if name != LAYER}
-        layer = {LAYER: update.gradients[LAYER]}
-        self.optimiser.update(self.trainable(), rest, self.config.lr, count)
-        self.optimiser.update(self.trainable(), layer, self.layer_rate, count)
+    def look_ahead(self, batch: Batch) -> Update:
+        """Forward and backward; the step that is written out knows nothing of the layer."""
+        return self._by_autograd(batch)
 
-    def apply_offline(
-        self, gradients: Mapping[str, Tensor], optimiser: AdamW, progress: float, size: int
-    ) -> None:
-        """A step of consolidation, for all alike: the layer has found its place by then."""
-        super().apply_offline(gradients, optimiser, progress, size)
+    def apply(self, update: Update) -> None:
+        """The online step."""
+        self.optimiser.steps += 1
+        self.update(update.gradients, torch.tensor(float(self.optimiser.steps)))
+
+    def update(self, gradients: Mapping[str, Tensor | Thin], count: Tensor) -> None:
+        """A step, the layer at its own rate; its number, `count` [], may live on the device."""
+        count = count.to(self.other.device)
+        rest = {name: gradient for name, gradient in gradients.items() if name != LAYER}
+        self.optimiser.update(self.trainable(), rest, self.config.lr, count)
+        layer = gradients[LAYER]
+        assert isinstance(layer, Tensor)
+        rate = self.rates.first * self.rates.half / (self.rates.half + count)
+        _adamw(self.params[LAYER], layer, *self.optimiser.moments[LAYER], rate, count, self.config)
+
+
+def _adamw(
+    weight: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    rate: Tensor,  # []
+    count: Tensor,  # []
+    config: LearnerConfig,
+) -> None:
+    """AdamW in place, at a rate that lives on the device."""
+    first.lerp_(gradient, 1 - BETAS[0])
+    second.lerp_(gradient.square(), 1 - BETAS[1])
+    weight.mul_(1 - rate * config.weight_decay)
+    size = (second / (1 - BETAS[1] ** count)).sqrt_().add_(EPSILON)
+    weight.sub_(rate / (1 - BETAS[0] ** count) * first / size)
 
 
 class EncoderStream(StreamLearner):
@@ -106,8 +138,14 @@ class EncoderStream(StreamLearner):
         examples: Tensor | Seen,
         labels: Sequence[str],
         vectors: Mapping[str, Tensor],
-        layer_rate: float = LAYER_RATE,
+        rates: LayerRates | None = None,
     ) -> None:
         super().__init__(spec, tail, settings, examples, labels, vectors)
-        self.learner = JointLearner(spec, tail, settings.learner, layer_rate)
+        self.learner: JointLearner = JointLearner(spec, tail, settings.learner, rates)
         self.learner.make_room(len(set(labels)))
+
+    def _update(self, gradients: Mapping[str, Tensor | Thin]) -> None:
+        self.learner.update(gradients, self._count)
+
+    def _in_halves(self) -> Callable[[], None]:
+        return self._one  # the step that is written out knows nothing of the layer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from anytimecl import checkpoint as checkpoints
 from anytimecl.backbone import Backbone
 from anytimecl.blend import Opinions, blend, weights
 from anytimecl.checkpoint import Checkpoint
-from anytimecl.classifier import AnytimeClassifier
+from anytimecl.classifier import AnytimeClassifier, _Asked
 from anytimecl.keeper import CHECKPOINT
 from anytimecl.memory import open_memory
 from anytimecl.sampling import SAMPLERS
@@ -57,9 +58,9 @@ class Leaf(AnytimeClassifier):
         """`learn_one` for an image that was encoded elsewhere; the record was checked there."""
         return self._learn(lesson.record, lesson.label, lesson.candidates, lesson.key)
 
-    def answer(self, tokens: Tensor, labels: Sequence[str]) -> Answer:
-        """What this leaf says of images [image, token, width]."""
-        opinions = self._opinions(tokens, self._asked(labels))
+    def answer(self, tokens: Tensor, labels: Sequence[str], vectors: Tensor) -> Answer:
+        """What this leaf says of images [image, token, width] over labels [label, dim]."""
+        opinions = self._opinions(tokens, _Asked(tuple(labels), list(labels), vectors))
         name = self.settings.blend
         return Answer(opinions, weights(name, opinions), blend(name, opinions))
 
@@ -103,6 +104,7 @@ class Leaf(AnytimeClassifier):
 
     def _found(self, folder: Path, ids: Sequence[int], saved: Checkpoint) -> None:
         """A leaf with some of the examples, starting from the weights of this one."""
+        shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was cut short
         with open_memory(folder, create=dict(self.memory.meta)) as memory:
             sampler = SAMPLERS[self.settings.sampler]()
             for start in range(0, len(ids), CHUNK):

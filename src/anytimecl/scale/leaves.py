@@ -51,7 +51,9 @@ class Leaves(Protocol):
         """The lesson is stored and learned when the result is there; it waits where it must."""
         ...
 
-    def ask(self, leaf: int, tokens: Tensor, labels: Sequence[str]) -> Future[Answer]:
+    def ask(
+        self, leaf: int, tokens: Tensor, labels: Sequence[str], vectors: Tensor
+    ) -> Future[Answer]:
         """What a leaf says; `Unreachable` where it cannot be asked now."""
         ...
 
@@ -101,8 +103,10 @@ class Here:
     def teach(self, leaf: int, lesson: Lesson) -> Future[Learned]:
         return _done(lambda: self._with(leaf, lambda it: it.learn_record(lesson)))
 
-    def ask(self, leaf: int, tokens: Tensor, labels: Sequence[str]) -> Future[Answer]:
-        return _done(lambda: self._with(leaf, lambda it: it.answer(tokens, labels)))
+    def ask(
+        self, leaf: int, tokens: Tensor, labels: Sequence[str], vectors: Tensor
+    ) -> Future[Answer]:
+        return _done(lambda: self._with(leaf, lambda it: it.answer(tokens, labels, vectors)))
 
     def call(self, leaf: int, method: str, *args: Any) -> Any:
         return self._with(leaf, lambda it: getattr(it, method)(*args))

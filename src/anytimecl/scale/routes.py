@@ -62,9 +62,12 @@ def nearer(vectors: Tensor, centres: Tensor) -> Tensor:
     return (((vectors - middle) * along).sum(-1) > 0).long()
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Routes:
-    """The tree. Leaves have numbers that are never used again; the first one is 0."""
+    """The tree. Leaves have numbers that are never used again; the first one is 0.
+
+    It never changes, so whoever asks the way needs no lock: a split makes another one.
+    """
 
     centres: Tensor  # [node, 2, dim]
     children: list[tuple[int, int]] = field(default_factory=list)  # a node, or -1 - leaf
@@ -103,20 +106,17 @@ class Routes:
                 if child < 0:
                     yield -1 - child, self.centres[node, part]
 
-    def split(self, leaf: int, centres: Tensor) -> tuple[int, int]:
-        """Put two new leaves in the place of one; returns their numbers."""
+    def split(self, leaf: int, centres: Tensor) -> tuple[Routes, tuple[int, int]]:
+        """A tree with two new leaves in the place of one, and their numbers."""
         new = self.next_leaf, self.next_leaf + 1
-        self.next_leaf += 2
-        node = len(self.children)
-        for at, (left, right) in enumerate(self.children):
-            if -1 - leaf in (left, right):
-                self.children[at] = (
-                    node if left == -1 - leaf else left,
-                    node if right == -1 - leaf else right,
-                )
-        self.children.append((-1 - new[0], -1 - new[1]))
-        self.centres = torch.cat([self.centres, centres.cpu().float().unsqueeze(0)])
-        return new
+        here, node = -1 - leaf, len(self.children)
+        children = [
+            (node if left == here else left, node if right == here else right)
+            for left, right in self.children
+        ]
+        children.append((-1 - new[0], -1 - new[1]))
+        grown = torch.cat([self.centres, centres.cpu().float().unsqueeze(0)])
+        return Routes(grown, children, self.next_leaf + 2), new
 
     def save(self, file: Path, meta: dict[str, str]) -> None:
         """Write it, in place of an older one, so that a crash leaves one or the other."""

@@ -36,7 +36,7 @@ from anytimecl.student import Learned
 FILE = "tree.safetensors"
 PENDING = 64  # lessons on their way to one leaf before a teacher waits
 NEARNESS = 0.05  # leaves so much farther away weigh 1/e
-PATIENCE = 30.0  # seconds that an answer is waited for
+PATIENCE = 10.0  # seconds that a leaf's answer is waited for
 MakeLeaves = Callable[[Path, Backbone, Settings], Leaves]
 
 
@@ -71,9 +71,10 @@ class TreeClassifier:
         *,
         capacity: int | None = None,
         near: int = 1,
+        patience: float = PATIENCE,
     ) -> None:
         self.folder, self.backbone, self.settings = folder, backbone, settings
-        self.capacity, self.near = capacity, near
+        self.capacity, self.near, self.patience = capacity, near, patience
         self.routes, self.leaves = routes, leaves
         self.codec = make_codec(settings.codec, backbone.spec, backbone.tail)
         self._lock = threading.RLock()  # one at a time decides where an example goes
@@ -169,17 +170,21 @@ class TreeClassifier:
             raise LabelError(f"The label {label!r} is not among its candidates.")
         tokens = self.codec.decode([record], self.backbone.device)  # refuses what is damaged
         vector = image_vectors(self.backbone, tokens)[0].cpu()
-        with self._lock:
-            leaf = self.routes.leaf_of(vector)
-            queue = self._waiting[leaf]
-            while queue and (queue[0].done() or len(queue) >= PENDING):
-                queue.popleft().exception()  # waits for it; its own caller sees what went wrong
-            future = self.leaves.teach(leaf, Lesson(record, label, chosen, key))
-            queue.append(future)
-            self._labels[label] = None
-            self._sizes[leaf] += 1
-            self._split_if_full(leaf)
-        return future
+        while True:
+            with self._lock:
+                leaf = self.routes.leaf_of(vector)
+                queue = self._waiting[leaf]
+                while queue and queue[0].done():
+                    queue.popleft()
+                if len(queue) < PENDING:
+                    future = self.leaves.teach(leaf, Lesson(record, label, chosen, key))
+                    queue.append(future)
+                    self._labels[label] = None
+                    self._sizes[leaf] += 1
+                    self._split_if_full(leaf)
+                    return future
+                oldest = queue[0]
+            oldest.exception()  # waits for it; its own caller sees what went wrong
 
     def _split_if_full(self, leaf: int) -> None:
         limit = self._limit[leaf]
@@ -199,13 +204,14 @@ class TreeClassifier:
         if centres is None:  # all alike: ask again when there are twice as many
             self._limit[leaf] = 2 * self._sizes[leaf]
             return
-        assert self.routes.split(leaf, centres) == new
-        self.routes.save(self.folder / FILE, _meta(self.backbone, self.settings))
+        routes, _ = self.routes.split(leaf, centres)
+        routes.save(self.folder / FILE, _meta(self.backbone, self.settings))
         self.leaves.start(new)
         for child in new:
             self._sizes[child] = int(self.leaves.call(child, "__len__"))
             self._limit[child] = self.capacity
         del self._sizes[leaf], self._limit[leaf]
+        self.routes = routes
         self.leaves.retire(leaf)
         for child in new:  # a lopsided split may leave a child still too large
             self._split_if_full(child)
@@ -247,32 +253,34 @@ class TreeClassifier:
         vectors = image_vectors(self.backbone, tokens).cpu()
         while True:
             found = self._asked_leaves(tokens, vectors, asked, threshold)
-            with self._lock:
-                there = set(self.routes.leaves())
+            there = set(self.routes.leaves())
             if all(set(one.missing) <= there for one in found):
                 return found  # else a leaf split meanwhile, and its children are asked
 
     def _asked_leaves(
         self, tokens: Tensor, vectors: Tensor, asked: list[str], threshold: float
     ) -> list[TreePrediction]:
-        with self._lock:
-            near = [dict(self.routes.near(vector, self.near)) for vector in vectors]
+        routes = self.routes
+        near = [dict(routes.near(vector, self.near)) for vector in vectors]
+        embedded = self.backbone.embed_labels(asked, self.settings.templates)
         # Images with the same leaves are asked about together.
         groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for image, its in enumerate(near):
             groups[tuple(its)].append(image)
         waiting = {
-            leaves: {leaf: self.leaves.ask(leaf, tokens[images], asked) for leaf in leaves}
+            leaves: {
+                leaf: self.leaves.ask(leaf, tokens[images], asked, embedded) for leaf in leaves
+            }
             for leaves, images in groups.items()
         }
         found: dict[int, TreePrediction] = {}
         for leaves, images in groups.items():
-            answers, missing = _gathered(waiting[leaves])
+            answers, missing = _gathered(waiting[leaves], self.patience)
             if answers:
                 distances = torch.tensor([[near[i][leaf] for leaf in answers] for i in images])
                 answer = mixed(list(answers.values()), (-distances / NEARNESS).softmax(1))
             else:
-                answer = original_only(self.backbone, self.settings, tokens[images], asked)
+                answer = original_only(self.backbone, tokens[images], embedded)
             told = predictions(asked, answer.opinions, answer.alpha, answer.values, threshold)
             for image, one in zip(images, told, strict=True):
                 found[image] = TreePrediction(**vars(one), leaves=tuple(answers), missing=missing)
@@ -283,8 +291,7 @@ class TreeClassifier:
     @property
     def labels(self) -> list[str]:
         """Every label learned, in order of first appearance."""
-        with self._lock:
-            return list(self._labels)
+        return list(self._labels)
 
     def __len__(self) -> int:
         """Examples stored."""
@@ -321,13 +328,13 @@ class TreeClassifier:
 
 
 def _gathered(
-    waiting: dict[int, Future[Answer]],
+    waiting: dict[int, Future[Answer]], patience: float
 ) -> tuple[dict[int, Answer], tuple[int, ...]]:
     """The answers that came, and the leaves that did not answer."""
     answers, missing = {}, []
     for leaf, future in waiting.items():
         try:
-            answers[leaf] = future.result(timeout=PATIENCE)
+            answers[leaf] = future.result(timeout=patience)
         except (ConnectionError, TimeoutError):
             missing.append(leaf)
     return answers, tuple(missing)

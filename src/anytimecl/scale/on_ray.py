@@ -1,0 +1,316 @@
+"""Leaves as Ray actors, over the nodes of a cluster.
+
+A leaf's memory lies in the tree's folder, which every node can reach. When a node dies, its leaves
+start again elsewhere from their memories, and lessons that nobody acknowledged are sent again: each
+has a key, so it teaches once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anytimecl.backbone import Backbone, Spec
+from anytimecl.errors import AnytimeError
+from anytimecl.scale.leaf import Answer, Leaf, Lesson
+from anytimecl.scale.leaves import Health, Unreachable, leaf_folder
+from anytimecl.scale.told import LabelFile, ToldBackbone, _no_trunk
+from anytimecl.settings import Settings
+from anytimecl.student import Learned
+
+READY = 120.0  # seconds that a leaf may take to open its memory
+AGAIN = 1.0  # seconds between two attempts to start a leaf
+
+
+def import_ray() -> Any:
+    """Ray, or an error that says how to get it."""
+    try:
+        import ray
+    except ImportError as error:
+        raise AnytimeError(
+            "A cluster needs Ray: pip install -c constraints.txt 'anytimecl[scale]'"
+        ) from error
+    return ray
+
+
+class LeafHost:
+    """What runs in the actor: one leaf, its memory and its weights."""
+
+    def __init__(
+        self, folder: str, leaf: int, spec: dict[str, Any], tail: dict[str, Any], settings: str
+    ) -> None:
+        torch.set_num_threads(1)  # a step is too small to share
+        self._leaf = Leaf.open(
+            leaf_folder(Path(folder), leaf),
+            model=ToldBackbone(
+                Spec.from_dict(spec),
+                _no_trunk,
+                {name: torch.tensor(value) for name, value in tail.items()},
+                text=None,
+                told=LabelFile(Path(folder)),
+            ),
+            settings=Settings.from_json(settings),
+        )
+
+    def ready(self) -> str:
+        """The node that this runs on."""
+        return str(import_ray().get_runtime_context().get_node_id())
+
+    def teach(self, lesson: Lesson) -> Learned:
+        """Store and learn it."""
+        return self._leaf.learn_record(lesson)
+
+    def ask(self, tokens: Any, labels: Sequence[str], vectors: Any) -> Answer:
+        """What the leaf says."""
+        return self._leaf.answer(torch.tensor(tokens), labels, torch.tensor(vectors))
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Any other method of the leaf."""
+        return getattr(self._leaf, method)(*args)
+
+
+@dataclass
+class _Seat:
+    """A leaf as the router sees it."""
+
+    leaf: int
+    actor: Any = None  # None: it is being started
+    node: str = ""
+    wanted: str | None = None  # the node it shall run on
+    restarts: int = -1  # the first start is none
+    pending: dict[int, tuple[Lesson, Future[Learned]]] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    up: threading.Event = field(default_factory=threading.Event)
+    gone: bool = False
+
+
+class OnRay:
+    """Leaves on a Ray cluster; `address` is as `ray.init` takes it, None: a cluster of its own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        backbone: Backbone,
+        settings: Settings,
+        *,
+        address: str | None = None,
+        cpus: float = 1.0,  # that each leaf asks of its node
+    ) -> None:
+        self._ray = import_ray()
+        if not self._ray.is_initialized():
+            self._ray.init(address=address, log_to_driver=False)
+        self._folder, self._backbone, self._settings = folder.resolve(), backbone, settings
+        self._told = LabelFile(self._folder)
+        self._tail = self._ray.put({name: t.cpu().numpy() for name, t in backbone.tail.items()})
+        self._host = self._ray.remote(
+            num_cpus=cpus, concurrency_groups={"learn": 1, "ask": 2}, max_restarts=0
+        )(LeafHost)
+        self._seats: dict[int, _Seat] = {}
+        self._numbers = itertools.count()
+        self._closed = threading.Event()
+
+    # --------------------------------------------------------------------------- the promise
+
+    def start(self, leaves: Iterable[int]) -> None:
+        seats = [_Seat(leaf) for leaf in leaves]
+        for seat in seats:
+            self._seats[seat.leaf] = seat
+            self._begin(seat)
+        for seat in seats:
+            self._wait(seat)
+
+    def teach(self, leaf: int, lesson: Lesson) -> Future[Learned]:
+        lesson = lesson if lesson.key else lesson._replace(key=uuid.uuid4().hex)
+        self._tell([lesson.label, *(lesson.candidates or ())])
+        seat, future = self._seats[leaf], Future[Learned]()
+        with seat.lock:
+            number = next(self._numbers)
+            seat.pending[number] = lesson, future
+            if seat.actor is not None:
+                self._send(seat, number)
+        return future
+
+    def ask(
+        self, leaf: int, tokens: Tensor, labels: Sequence[str], vectors: Tensor
+    ) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        seat = self._seats.get(leaf)
+        actor = None if seat is None else seat.actor
+        if seat is None or actor is None:
+            future.set_exception(Unreachable(f"Leaf {leaf} is being started again."))
+            return future
+        asked = actor.ask.options(concurrency_group="ask").remote(
+            tokens.cpu().numpy(), list(labels), vectors.cpu().numpy()
+        )
+
+        def told(done: Future[Any]) -> None:
+            error = done.exception()
+            if error is None:
+                future.set_result(done.result())
+            elif self._is_death(error):
+                self._lost(seat, actor)
+                future.set_exception(Unreachable(f"Leaf {leaf} was lost: {error}"))
+            else:
+                future.set_exception(error)
+
+        asked.future().add_done_callback(told)
+        return future
+
+    def call(self, leaf: int, method: str, *args: Any) -> Any:
+        seat = self._seats[leaf]
+        while True:
+            actor = self._wait(seat)
+            try:
+                learn = actor.call.options(concurrency_group="learn")
+                return self._ray.get(learn.remote(method, *args))
+            except self._ray.exceptions.RayActorError:
+                self._lost(seat, actor)
+
+    def retire(self, leaf: int) -> None:
+        seat = self._seats.pop(leaf)
+        seat.gone = True
+        if seat.actor is not None:
+            self._end(seat.actor)
+        shutil.rmtree(leaf_folder(self._folder, leaf), ignore_errors=True)
+
+    def health(self) -> list[Health]:
+        return [
+            Health(s.leaf, s.actor is not None, s.node, len(s.pending), max(0, s.restarts))
+            for s in sorted(self._seats.values(), key=lambda seat: seat.leaf)
+        ]
+
+    def close(self) -> None:
+        self._closed.set()
+        for seat in self._seats.values():
+            seat.gone = True
+            if seat.actor is not None:
+                self._end(seat.actor)
+
+    # ------------------------------------------------------------------------------- the rest
+
+    def migrate(self, leaf: int, node: str) -> None:
+        """Move a leaf to a node; it is asked again when this returns, and nothing waits in vain."""
+        seat = self._seats[leaf]
+        with seat.lock:
+            actor = self._wait(seat)
+            seat.actor, seat.wanted = None, node
+            seat.up.clear()
+        self._end(actor)  # after what was sent before; the rest is sent to the new one
+        self._begin(seat)
+        self._wait(seat)
+
+    def _tell(self, labels: Iterable[str]) -> None:
+        for label in labels:
+            if label not in self._told:
+                # Alone, as a single classifier would embed it.
+                vector = self._backbone.embed_labels([label], self._settings.templates)[0]
+                self._told.put({label: vector})
+
+    def _send(self, seat: _Seat, number: int) -> None:
+        actor = seat.actor
+        lesson, future = seat.pending[number]
+
+        def taught(done: Future[Any]) -> None:
+            error = done.exception()
+            if error is not None and self._is_death(error):
+                self._lost(seat, actor)  # it stays pending, and is sent again
+                return
+            with seat.lock:
+                if seat.pending.pop(number, None) is None:
+                    return
+            if error is None:
+                future.set_result(done.result())
+            else:
+                future.set_exception(error)
+
+        sent = actor.teach.options(concurrency_group="learn").remote(lesson)
+        sent.future().add_done_callback(taught)
+
+    def _is_death(self, error: BaseException) -> bool:
+        return isinstance(error, self._ray.exceptions.RayActorError)
+
+    def _lost(self, seat: _Seat, actor: Any) -> None:
+        """The actor is dead: start the leaf again, once."""
+        with seat.lock:
+            if seat.actor is not actor or seat.gone or self._closed.is_set():
+                return
+            seat.actor, seat.wanted = None, None
+            seat.up.clear()
+        self._begin(seat)
+
+    def _begin(self, seat: _Seat) -> None:
+        threading.Thread(target=self._started, args=(seat,), daemon=True).start()
+
+    def _started(self, seat: _Seat) -> None:
+        """Start the leaf, for as long as it takes, and send what waits for it."""
+        while not seat.gone and not self._closed.is_set():
+            actor = self._host.options(scheduling_strategy=self._strategy(seat)).remote(
+                str(self._folder),
+                seat.leaf,
+                self._backbone.spec.to_dict(),
+                self._tail,
+                self._settings.to_json(),
+            )
+            try:
+                node = self._ray.get(actor.ready.remote(), timeout=READY)
+            except Exception as error:
+                self._ray.kill(actor)
+                warnings.warn(f"Leaf {seat.leaf} did not start: {error}", stacklevel=2)
+                seat.wanted = None
+                time.sleep(AGAIN)
+                continue
+            with seat.lock:
+                seat.actor, seat.node = actor, node
+                seat.restarts += 1
+                for number in list(seat.pending):
+                    self._send(seat, number)
+                seat.up.set()
+            return
+
+    def _strategy(self, seat: _Seat) -> Any:
+        if seat.wanted is None:
+            return "SPREAD"
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        return NodeAffinitySchedulingStrategy(seat.wanted, soft=False)
+
+    def _wait(self, seat: _Seat) -> Any:
+        """The actor, once there is one."""
+        while True:
+            if not seat.up.wait(READY):
+                raise Unreachable(
+                    f"Leaf {seat.leaf} could not be started: does any node have room for it?"
+                )
+            actor = seat.actor
+            if actor is not None:
+                return actor
+
+    def _end(self, actor: Any) -> None:
+        """Let the actor write its checkpoint and go; if it is dead already, so much the better."""
+        try:
+            learn = actor.call.options(concurrency_group="learn")
+            self._ray.get(learn.remote("close"), timeout=READY)
+        except (self._ray.exceptions.RayError, TimeoutError):
+            pass
+        self._ray.kill(actor)
+
+
+def on_ray(**options: Any) -> Any:
+    """For `TreeClassifier.open(leaves=...)`: leaves on Ray, with the options of `OnRay`."""
+
+    def make(folder: Path, backbone: Backbone, settings: Settings) -> OnRay:
+        return OnRay(folder, backbone, settings, **options)
+
+    return make

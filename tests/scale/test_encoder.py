@@ -1,0 +1,82 @@
+"""A second encoder under the labels of the first: what trains, and how."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from tests import helpers
+
+from anytimecl.scale.encoder import LAYER, EncoderStream, JointLearner, LayerRates, join
+from anytimecl.settings import Settings
+
+CLIP = helpers.model()
+DINO = join(helpers.model("dinov2", seed=3), CLIP)
+
+
+def vectors() -> torch.Tensor:
+    return CLIP.embed_labels(helpers.LABELS)
+
+
+def stream(rates: LayerRates | None = None, count: int = 24) -> EncoderStream:
+    lessons = helpers.lessons(count)
+    tokens = DINO.encode([image for image, _ in lessons])
+    labels = [label for _, label in lessons]
+    settings = Settings(learner=helpers.FAST)
+    known = dict(zip(helpers.LABELS, vectors(), strict=True))
+    made = EncoderStream(DINO.spec, DINO.tail, settings, tokens, labels, known, rates)
+    made.learn(range(count))
+    return made
+
+
+def test_join_keeps_angles_and_the_label_space() -> None:
+    layer = DINO.tail[LAYER]
+    assert layer.shape == (CLIP.spec.dim, DINO.spec.tail.width)
+    short = min(layer.shape)
+    product = layer.T @ layer if layer.shape[0] >= layer.shape[1] else layer @ layer.T
+    torch.testing.assert_close(product, torch.eye(short), atol=1e-5, rtol=0)
+    assert DINO.spec.dim == CLIP.spec.dim
+    assert torch.equal(DINO.embed_labels(["cat"]), CLIP.embed_labels(["cat"]))
+    assert DINO.spec.fingerprint != helpers.model("dinov2", seed=3).spec.fingerprint
+
+
+def test_block_layer_and_other_learn_and_nothing_else() -> None:
+    learner = stream().learner
+    moved = {n for n, p in learner.params.items() if not torch.equal(p, learner.original[n])}
+    assert LAYER in moved
+    assert any(name.startswith("layers.") for name in moved)
+    assert all(name == LAYER or name.startswith("layers.") for name in moved)
+
+
+def test_the_layer_steps_as_adamw_does_at_its_own_falling_rate() -> None:
+    rates = LayerRates(first=1e-2, half=3.0)
+    learner = JointLearner(DINO.spec, DINO.tail, helpers.FAST, rates)
+    expected = learner.params[LAYER].clone().requires_grad_()
+    slow = torch.optim.AdamW([expected], lr=1.0, weight_decay=helpers.FAST.weight_decay)
+    noise = torch.Generator().manual_seed(0)
+    for count in range(1, 6):
+        gradient = torch.randn(expected.shape, generator=noise)
+        learner.update({LAYER: gradient, "other": torch.tensor(0.1)}, torch.tensor(float(count)))
+        slow.param_groups[0]["lr"] = 1e-2 * 3 / (3 + count)
+        expected.grad = gradient.clone()
+        slow.step()
+    torch.testing.assert_close(learner.params[LAYER], expected.detach())
+
+
+def test_it_learns_what_it_is_shown() -> None:
+    made = stream(count=32)
+    images = DINO.encode([image for image, _ in helpers.lessons(32)])
+    rows = torch.arange(len(helpers.LABELS))
+    with torch.no_grad():
+        before = made.learner.original_logits(images, vectors()).softmax(1)
+        after = made.learner.tuned_logits(images, vectors(), rows).softmax(1)
+    own = torch.tensor([helpers.LABELS.index(label) for _, label in helpers.lessons(32)])
+    place = torch.arange(32)
+    assert after[place, own].mean() > before[place, own].mean() + 0.05
+
+
+def test_state_returns() -> None:
+    made = stream()
+    again = JointLearner(DINO.spec, DINO.tail, replace(helpers.FAST))
+    again.restore(made.learner.state())
+    assert torch.equal(again.params[LAYER], made.learner.params[LAYER])
