@@ -205,9 +205,8 @@ def test_two_means_puts_each_vector_with_the_nearer_centre() -> None:
 
 
 def test_every_leaf_of_a_deep_tree_is_reached(tmp_path: Path) -> None:
-    routes = Routes.single(2)
-    first = routes.split(0, torch.tensor([[0.0, 0.0], [4.0, 0.0]]))
-    routes.split(first[1], torch.tensor([[4.0, 0.0], [4.0, 4.0]]))
+    routes, first = Routes.single(2).split(0, torch.tensor([[0.0, 0.0], [4.0, 0.0]]))
+    routes, _ = routes.split(first[1], torch.tensor([[4.0, 0.0], [4.0, 4.0]]))
     found = [routes.leaf_of(torch.tensor(v)) for v in ([0.0, 1.0], [4.0, 1.0], [4.0, 3.0])]
     assert sorted(found) == routes.leaves() == [1, 3, 4]
     routes.save(tmp_path / "tree", {"note": "x"})

@@ -1,0 +1,141 @@
+"""A tree over several raylets: nothing acknowledged is lost, whatever dies."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests import helpers
+
+from anytimecl.scale.on_ray import OnRay, on_ray
+from anytimecl.scale.tree import TreeClassifier
+
+pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("default")]
+
+LEAVES, NODES = 8, 3
+COUNT = 160
+ASKED = [helpers.picture(number) for number in range(1000, 1060)]
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """A head that runs no leaf, and three nodes that do."""
+    try:
+        import ray
+        from ray.cluster_utils import Cluster
+    except ImportError:
+        pytest.skip("NO RAY: pip install -c constraints.txt -e '.[scale]'")
+    made = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 0,
+            "object_store_memory": 100_000_000,
+            "include_dashboard": False,
+            "_system_config": {"health_check_period_ms": 1000, "health_check_failure_threshold": 3},
+        },
+    )
+    for _ in range(NODES):
+        made.add_node(num_cpus=8, object_store_memory=80_000_000)
+    ray.init(address=made.address, log_to_driver=False)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def records(tree: TreeClassifier, numbers: range) -> list[tuple[bytes, str, str]]:
+    """Lessons as an edge would send them."""
+    found = []
+    for number in numbers:
+        image, label = helpers.lesson(number)
+        record = tree.codec.encode(tree.encode([image])[0])
+        found.append((record, label, f"lesson {number}"))
+    return found
+
+
+def grow(tree: TreeClassifier, lessons: list[tuple[bytes, str, str]]) -> None:
+    for record, label, key in lessons:
+        tree.learn_record(record, label, key=key)
+
+
+def told(tree: TreeClassifier) -> torch.Tensor:
+    """[image, label]."""
+    found = tree.predict(ASKED, helpers.LABELS)
+    return torch.tensor([list(one.probabilities.values()) for one in found])
+
+
+def right(tree: TreeClassifier) -> float:
+    """Per cent of what it was taught that it says."""
+    images = [image for image, _ in helpers.lessons(COUNT)]
+    found = tree.predict(images, helpers.LABELS)
+    hits = [one.label == helpers.lesson(n)[1] for n, one in enumerate(found)]
+    return 100 * sum(hits) / COUNT
+
+
+def test_a_node_dies_in_the_middle(tmp_path: Path, cluster: Any) -> None:
+    options: dict[str, Any] = {"model": helpers.model(), "settings": helpers.settings()}
+    with TreeClassifier.open(tmp_path / "there", capacity=12, **options) as young:
+        lessons = records(young, range(COUNT))
+        while len(young.routes.leaves()) < LEAVES:
+            grow(young, [lessons.pop(0)])
+    shutil.copytree(tmp_path / "there", tmp_path / "here")
+    with TreeClassifier.open(tmp_path / "here", **options) as single:
+        grow(single, lessons)
+        expected, own = told(single), right(single)
+
+    tree = TreeClassifier.open(tmp_path / "there", patience=5.0, leaves=on_ray(cpus=0.5), **options)
+    assert isinstance(tree.leaves, OnRay)
+    assert len(tree.health()) == LEAVES
+    assert len({each.node for each in tree.health()}) == NODES  # spread over all of them
+    grow(tree, lessons[:20])
+
+    # A burst is on its way when the node goes.
+    sent = [tree.submit(record, label, key=key) for record, label, key in lessons[20:]]
+    dying = next(node for node in cluster.worker_nodes if node.node_id == tree.health()[0].node)
+    lost = {each.leaf for each in tree.health() if each.node == dying.node_id}
+    cluster.remove_node(dying, allow_graceful=False)
+
+    degraded, began = 0, time.monotonic()
+    while time.monotonic() - began < 120:
+        found = tree.predict(ASKED, helpers.LABELS)  # goes on, whatever is gone
+        missing = {leaf for one in found for leaf in one.missing}
+        degraded += bool(missing)
+        assert missing <= lost
+        assert all(one.degraded == bool(one.missing) for one in found)
+        if degraded and not missing and all(each.alive for each in tree.health()):
+            break
+        time.sleep(0.2)
+    assert degraded  # some answers were given without the lost leaves, and said so
+    for future in sent:
+        future.result(timeout=60)
+
+    assert {each.leaf for each in tree.health() if each.restarts} == lost
+    assert dying.node_id not in {each.node for each in tree.health()}
+    assert len(tree) == COUNT  # every acknowledged example, once
+    assert not any(one.degraded for one in tree.predict(ASKED, helpers.LABELS))
+    # The same lessons in the same leaves, each taught once: the single process says the same.
+    torch.testing.assert_close(told(tree), expected, atol=2e-3, rtol=0)
+    assert abs(right(tree) - own) <= 0.5
+    tree.close()
+
+
+def test_a_leaf_moves_and_a_tree_comes_home(tmp_path: Path, cluster: Any) -> None:
+    options: dict[str, Any] = {"model": helpers.model(), "settings": helpers.settings()}
+    tree = TreeClassifier.open(tmp_path, capacity=20, leaves=on_ray(cpus=0.5), **options)
+    assert isinstance(tree.leaves, OnRay)
+    grow(tree, records(tree, range(24)))  # it splits once
+    assert len(tree.health()) == 2
+    before = told(tree)
+    leaf = tree.health()[0]
+    other = next(n.node_id for n in cluster.worker_nodes if n.node_id != leaf.node)
+    tree.leaves.migrate(leaf.leaf, other)
+    assert tree.health()[0].node == other
+    torch.testing.assert_close(told(tree), before)
+    tree.close()
+    with TreeClassifier.open(tmp_path, **options) as home:  # no cluster at all
+        assert len(home) == 24
+        torch.testing.assert_close(told(home), before)
