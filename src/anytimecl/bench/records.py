@@ -213,7 +213,8 @@ def joined(parts: Sequence[Tensor | Seen]) -> Tensor | Seen:
     if dense:
         return Seen(cls, Dense(torch.cat([patches.tokens for patches in dense])))
     low = [part.patches for part in seen if isinstance(part.patches, LowRank)]
-    rank = max(patches.components.shape[1] for patches in low)
+    # At least one: with none there is nothing to tell how many patches there were.
+    rank = max(1, *(patches.components.shape[1] for patches in low))
     return Seen(
         cls,
         LowRank(
