@@ -11,7 +11,9 @@ import pytest
 from tests.backbone import tiny
 from tests.e2e.conftest import Serve
 from tests.serve.conftest import png
+from typer.testing import CliRunner
 
+from anytimecl.cli import app
 from anytimecl.client import Client, ServiceError
 from anytimecl.memory import open_memory
 
@@ -84,9 +86,16 @@ def test_every_acknowledged_example_is_there_once(
     assert len(expected) >= 20 * ROUNDS
 
 
-def test_a_signal_ends_it_politely(serve: Serve, model: Path) -> None:
+def test_a_backup_while_it_runs_and_a_polite_end(serve: Serve, model: Path, tmp_path: Path) -> None:
     server = serve("--memory", "memory", "--model", model)
-    Client(server.url).learn(png(1), "cat")
+    client = Client(server.url)
+    client.learn(png(1), "cat")
+    words = ["memory", "backup", str(tmp_path / "memory"), str(tmp_path / "copy")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    client.learn(png(2), "dog")
+    with open_memory(tmp_path / "copy") as copy:
+        assert copy.labels() == {"cat": 1}
     told = server.end(signal.SIGINT)
     assert server.process.returncode == 0, told
     assert "Stopped. Everything that was answered is stored." in told
