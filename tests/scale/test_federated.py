@@ -1,0 +1,127 @@
+"""An edge sends features and labels, as often as it must, and each teaches once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from tests import helpers
+
+from anytimecl.codec import make_codec
+from anytimecl.errors import AnytimeError, ModelError, StoreError
+from anytimecl.scale import federated
+from anytimecl.scale.federated import EdgeClient, Parcel, Receipt, Send, straight_to
+from anytimecl.scale.tree import TreeClassifier
+
+MODEL = helpers.model()
+CODEC = make_codec("tokens-fp32", MODEL.spec, MODEL.tail)
+
+
+def edge(folder: Path, send: Send) -> EdgeClient:
+    return EdgeClient(folder, MODEL, CODEC, send, fingerprint=MODEL.spec.fingerprint)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[TreeClassifier]:
+    settings = helpers.settings()
+    with TreeClassifier.open(tmp_path / "tree", model=MODEL, settings=settings) as opened:
+        yield opened
+
+
+def test_the_edge_teaches_as_if_the_images_were_there(tmp_path: Path, tree: TreeClassifier) -> None:
+    with edge(tmp_path / "edge", straight_to(tree)) as client:
+        for number in range(20):
+            client.add(*helpers.lesson(number))
+        assert client.flush() == 20
+        assert len(client) == 0
+    with helpers.taught(range(20)) as single:
+        expected = single.predict(helpers.picture(99), helpers.LABELS).probabilities
+    asked = helpers.picture(99)
+    assert tree.predict(asked, helpers.LABELS).probabilities == expected
+
+
+def test_a_batch_that_is_cut_off_teaches_once(
+    tmp_path: Path, tree: TreeClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(federated, "BATCH", 4)
+    through = straight_to(tree)
+    failures = iter([0, 1, 0, 1, 1, 0, 0, 0, 0, 0])
+
+    def flaky(batch: Sequence[Parcel]) -> Receipt:
+        receipt = through(batch)  # it arrives and is learned; the answer is lost
+        if next(failures):
+            raise ConnectionError("the line went dead")
+        return receipt
+
+    client = edge(tmp_path / "edge", flaky)
+    for number in range(12):
+        client.add(*helpers.lesson(number), key=f"lesson {number}")
+    for _ in range(4):
+        try:
+            client.flush()
+        except ConnectionError:
+            client.close()
+            client = edge(tmp_path / "edge", flaky)  # and the edge restarts too
+    assert (len(client), len(tree)) == (0, 12)
+    client.close()
+
+
+def test_nothing_but_features_label_and_key_leaves(tmp_path: Path) -> None:
+    seen: list[Parcel] = []
+
+    def keep(batch: Sequence[Parcel]) -> Receipt:
+        seen.extend(batch)
+        return Receipt([parcel.key for parcel in batch])
+
+    photo = tmp_path / "secret name.png"
+    helpers.picture(1).save(photo)
+    with edge(tmp_path / "edge", keep) as client:
+        client.add(photo, "cat")
+        client.flush()
+    (parcel,) = seen
+    assert parcel.record == CODEC.encode(MODEL.encode([helpers.picture(1)])[0])
+    assert "secret" not in parcel.to_json()
+    assert Parcel.from_json(parcel.to_json()) == parcel
+
+
+def test_what_is_refused_stays_and_does_not_block(tmp_path: Path, tree: TreeClassifier) -> None:
+    through = straight_to(tree)
+
+    def damaging(batch: Sequence[Parcel]) -> Receipt:
+        return through([p._replace(record=b"x") if p.key == "bad" else p for p in batch])
+
+    client = edge(tmp_path / "edge", damaging)
+    client.add(*helpers.lesson(0), key="bad")
+    client.add(*helpers.lesson(1), key="good")
+    assert client.flush() == 1
+    assert [one.key for one in client.refused()] == ["bad"]
+    assert len(tree) == 1
+    client.drop(["bad"])
+    assert client.refused() == []
+    client.close()
+
+
+def test_a_key_is_kept_once_and_silence_is_an_error(tmp_path: Path) -> None:
+    client = edge(tmp_path / "edge", lambda batch: Receipt([]))
+    client.add(*helpers.lesson(0), key="a")
+    client.add(*helpers.lesson(0), key="a")
+    assert len(client) == 1
+    with pytest.raises(AnytimeError, match="They are kept"):
+        client.flush()
+    assert len(client) == 1
+    client.close()
+
+
+def test_refusals(tmp_path: Path) -> None:
+    other = helpers.model(seed=1)
+    with pytest.raises(ModelError, match="another model"):
+        EdgeClient(
+            tmp_path, MODEL, CODEC, lambda b: Receipt([]), fingerprint=other.spec.fingerprint
+        )
+    image = make_codec("image", MODEL.spec, MODEL.tail)
+    with pytest.raises(ModelError, match="sends none"):
+        EdgeClient(tmp_path, MODEL, image, lambda b: Receipt([]))
+    for line in ("", "[]", '{"key": "k", "label": "cat", "record": "?"}'):
+        with pytest.raises(StoreError, match="not a parcel"):
+            Parcel.from_json(line)
