@@ -227,8 +227,7 @@ _studios: dict[str, Studio] = {}  # of this process, by recipe
 
 
 def _exactly() -> None:
-    """Single precision means single precision, in convolutions too, as on a CPU."""
-    torch.backends.cuda.matmul.allow_tf32 = False
+    """Single precision means that in convolutions too, as on a CPU."""
     torch.backends.cudnn.allow_tf32 = False
 
 
