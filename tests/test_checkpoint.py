@@ -317,6 +317,27 @@ def test_a_reader_tries_again_when_it_is_replaced_meanwhile(
     assert_is(checkpoints.load_beside_owner(folder), 2)
 
 
+def test_a_file_that_vanishes_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What safetensors raises then is of no kind of its own."""
+    folder = tmp_path / "checkpoint"
+    save(checkpoint(1), folder)
+    keep, calls = checkpoints.load_file, []
+
+    def load_file(path: Path) -> Any:
+        calls.append(path)
+        if len(calls) == 1:
+            raise RuntimeError("unable to open file <learner.safetensors> in read-only mode")
+        return keep(path)
+
+    monkeypatch.setattr(checkpoints, "load_file", load_file)
+    assert_is(checkpoints.load_beside_owner(folder), 1)
+    calls.clear()
+    with pytest.raises(CheckpointError, match="unable to open"):
+        checkpoints.load(folder)
+
+
 def test_a_reader_gives_up_on_one_that_stays_damaged(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     assert checkpoints.load_beside_owner(folder) is None

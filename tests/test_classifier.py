@@ -595,6 +595,23 @@ def test_a_consolidation_that_is_interrupted_never_was(tmp_path: Path) -> None:
         assert differing(knowledge(straight), knowledge(classifier)) == []
 
 
+def test_a_consolidation_that_cannot_be_noted_never_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full disk."""
+    classifier = taught(range(12))
+    before = knowledge(classifier)
+
+    def full(*_: Any) -> int:
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(classifier.memory, "record_event", full)
+        with pytest.raises(StoreError, match="full"):
+            classifier.consolidate(2)
+    assert differing(before, knowledge(classifier)) == []
+    classifier.consolidate(2)
+    assert differing(before, knowledge(classifier)) != []
+
+
 def test_a_consolidation_that_was_noted_but_not_taken_over_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
