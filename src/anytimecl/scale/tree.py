@@ -131,6 +131,18 @@ class TreeClassifier:
         record = self.codec.encode(self.encode([image])[0])
         return self.submit(record, label, candidates=candidates, key=key).result()
 
+    def learn_tokens(
+        self,
+        tokens: Tensor,
+        label: str,
+        *,
+        candidates: Sequence[str] | None = None,
+        key: str | None = None,
+    ) -> Learned:
+        """`learn_one` for the tokens [token, width] of an image that `encode` has seen already."""
+        record = self.codec.encode(tokens)
+        return self.submit(record, label, candidates=candidates, key=key).result()
+
     def learn_record(
         self,
         record: bytes,
