@@ -11,12 +11,15 @@ import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from anytimecl.backbone import Backbone
@@ -39,7 +42,7 @@ from anytimecl.errors import ModelError
 from anytimecl.tail import Dense, LowRank, Patches, Seen, look
 
 SOME = 64  # images that a process encodes at a time
-FEW = 4  # times that, and starting processes costs more than it saves
+FEW = 256  # images, and starting processes costs more than it saves
 Tokens = NDArray[np.float16]  # [image, token, width], on disk
 
 
@@ -94,12 +97,10 @@ def coded(
     """Records of some images of some splits; from disk, or encoded now."""
     if name == "image":
         raise ModelError("An image codec keeps images, not tokens: its accuracy is tokens-fp16's.")
-    told = repr([name, components, *((key, tuple(chosen)) for key, chosen in parts)])
     folder = cache_folder() / "records" / trunk_key(backbone)
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.records"
-    tail = {key: value.cpu() for key, value in backbone.tail.items()}
-    codec = component_codec(name, backbone.spec, tail, components)
+    codec = component_codec(name, backbone.spec, _on_cpu(backbone), components)
+    file = folder / f"{name}-{_key(codec, parts, tokens)}.records"
     fit = file.with_suffix(".safetensors")
     if isinstance(codec, (Vq, PcaDataset)):
         if not (file.exists() and fit.exists()):
@@ -107,8 +108,21 @@ def coded(
             codec.save(fit)
         codec.load(fit)
     if not file.exists():
-        _encode(file, fit, backbone, name, components, parts, tokens)
+        write_records(file, _encoded(codec, components, fit, backbone, parts, tokens))
     return Coded(codec, backbone.spec, backbone.device, read_records(file))
+
+
+def _on_cpu(backbone: Backbone) -> dict[str, Tensor]:
+    return {name: value.cpu() for name, value in backbone.tail.items()}
+
+
+def _key(codec: Codec, parts: Sequence[tuple[str, Sequence[int]]], tokens: Sequence[Tokens]) -> str:
+    """Of the images, and of what the codec does: its settings, and its bytes for the first."""
+    told = [repr(getattr(codec, "config", None)), *(f"{key} {tuple(some)}" for key, some in parts)]
+    if not isinstance(codec, (Vq, PcaDataset)):
+        first = torch.from_numpy(np.array(tokens[0][parts[0][1][0]])).float()
+        told.append(codec.encode(first).hex())
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 
 
 def _batches(
@@ -119,52 +133,70 @@ def _batches(
             yield torch.from_numpy(np.array(array[list(chosen[start : start + CHUNK])])).float()
 
 
-def _encode(
-    file: Path,
+# ------------------------------------------------------------------------------- in many processes
+
+
+class _Work(NamedTuple):
+    """Some images to encode; all of it small, for it goes from process to process."""
+
+    name: str
+    spec: Spec
+    components: int | None
+    tail: str  # files
+    fit: str
+    tokens: str
+    chosen: Sequence[int]
+
+
+def _encoded(
+    codec: Codec,
+    components: int | None,
     fit: Path,
     backbone: Backbone,
-    name: str,
-    components: int | None,
     parts: Sequence[tuple[str, Sequence[int]]],
     tokens: Sequence[Tokens],
-) -> None:
+) -> list[bytes]:
+    if sum(len(chosen) for _, chosen in parts) <= FEW:
+        images = (image for batch in _batches(parts, tokens) for image in batch)
+        return [codec.encode(image) for image in images]
+    tail = fit.with_name("tail.safetensors")
+    save_file({name: value.contiguous() for name, value in _on_cpu(backbone).items()}, tail)
+    about = (codec.name, backbone.spec, components, str(tail), str(fit))
     work = [
-        (str(array.filename), chosen[start : start + SOME])  # type: ignore[attr-defined]
+        _Work(*about, str(array.filename), chosen[start : start + SOME])  # type: ignore[attr-defined]
         for (_, chosen), array in zip(parts, tokens, strict=True)
         for start in range(0, len(chosen), SOME)
     ]
-    tail = {key: value.cpu().numpy() for key, value in backbone.tail.items()}
-    about = (name, backbone.spec, tail, components, str(fit))
-    records: list[bytes] = []
-    if len(work) < FEW:
-        _begin(about)
-        for some in work:
-            records += _encode_some(some)
-    else:
-        count = min(os.cpu_count() or 1, len(work))
-        with ProcessPoolExecutor(count, get_context("spawn"), _begin, (about,)) as pool:
-            for found in track(pool.map(_encode_some, work), f"encoding {file.stem}"):
-                records += found
-    write_records(file, records)
+    found = track(processes().map(_encode_some, work), f"encoding {fit.stem}")
+    return [record for records in found for record in records]
 
 
-_worker: list[Codec] = []  # of this process
+@cache
+def processes() -> ProcessPoolExecutor:
+    """One for each core; they take long to start, so all codecs share them."""
+    return ProcessPoolExecutor(os.cpu_count(), get_context("spawn"))
 
 
-def _begin(about: tuple[str, Spec, dict[str, NDArray[np.float32]], int | None, str]) -> None:
+def end_processes() -> None:
+    """Give their memory back."""
+    if processes.cache_info().currsize:
+        processes().shutdown()
+        processes.cache_clear()
+
+
+def _encode_some(work: _Work) -> list[bytes]:
     torch.set_num_threads(1)
-    name, spec, tail, components, fit = about
-    weights = {key: torch.from_numpy(value) for key, value in tail.items()}
-    codec = component_codec(name, spec, weights, components)
+    codec = _codec(*work[:5])
+    tokens = np.load(work.tokens, mmap_mode="r")
+    return [codec.encode(torch.from_numpy(np.array(tokens[i])).float()) for i in work.chosen]
+
+
+@lru_cache(maxsize=1)
+def _codec(name: str, spec: Spec, components: int | None, tail: str, fit: str) -> Codec:
+    codec = component_codec(name, spec, load_file(tail), components)
     if isinstance(codec, (Vq, PcaDataset)):
         codec.load(fit)
-    _worker[:] = [codec]
-
-
-def _encode_some(work: tuple[str, Sequence[int]]) -> list[bytes]:
-    file, chosen = work
-    tokens = np.load(file, mmap_mode="r")
-    return [_worker[0].encode(torch.from_numpy(np.array(tokens[i])).float()) for i in chosen]
+    return codec
 
 
 # ---------------------------------------------------------------------------------------- on disk

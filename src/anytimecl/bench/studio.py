@@ -18,7 +18,7 @@ from anytimecl.bench import scenarios
 from anytimecl.bench.data import DataSet, Split, open_set
 from anytimecl.bench.features import features
 from anytimecl.bench.recipe import PER_TASK, Recipe
-from anytimecl.bench.records import Coded, coded
+from anytimecl.bench.records import Coded, coded, end_processes
 from anytimecl.bench.scenarios import Question, Stage
 from anytimecl.bench.world import World, resident
 from anytimecl.errors import ImageError
@@ -122,6 +122,7 @@ class Studio:
         for each in self.recipe.methods:
             if each.codec is not None:
                 self.records(each.codec, each.components)
+        end_processes()
 
     def _tokens(self, part: Part) -> NDArray[np.float16]:
         tokens = features(part.split, self.backbone, part.chosen)
