@@ -59,7 +59,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
         def begin(*words: object, env: dict[str, str] | None = None) -> Server:
             process = subprocess.Popen(
-                [*COMMAND, *map(str, words), "--port", "0"],
+                [*COMMAND, "--port", "0", *map(str, words)],
                 cwd=tmp_path,
                 env={**os.environ, **(env or {})},
                 text=True,

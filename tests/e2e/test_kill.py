@@ -102,8 +102,13 @@ def test_a_backup_while_it_runs_and_a_polite_end(serve: Serve, model: Path, tmp_
     assert "Traceback" not in told
 
 
-def test_one_memory_has_one_server(serve: Serve, model: Path) -> None:
+def test_one_memory_has_one_server_and_one_port_too(serve: Serve, model: Path) -> None:
     server = serve("--memory", "memory", "--model", model)
+    port = server.url.rpartition(":")[2]
+    with pytest.raises(AssertionError) as error:
+        serve("--memory", "other", "--model", model, "--port", port)
+    assert f"127.0.0.1:{port} cannot be listened on" in str(error.value)
+    assert "Traceback" not in str(error.value)
     with pytest.raises(AssertionError) as error:
         serve("--memory", "memory", "--model", model)
     assert f"in use by process {server.process.pid}" in str(error.value)

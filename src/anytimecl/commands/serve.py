@@ -123,7 +123,10 @@ def _run(
     server.on_started = lambda address: typer.echo(
         f"{len(classifier):,} examples of {len(classifier.labels):,} labels, served on {address}"
     )
-    server.run()
-    if not server.started:
-        raise AnytimeError(f"{host}:{port} cannot be listened on; the line above says why.")
+    try:
+        server.run()
+    except SystemExit as error:  # how uvicorn says that it cannot listen; its log says why
+        raise AnytimeError(
+            f"{host}:{port} cannot be listened on: choose another --port."
+        ) from error
     typer.echo("Stopped. Everything that was answered is stored.")

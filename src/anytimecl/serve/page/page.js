@@ -137,7 +137,10 @@ async function predict() {
   const turn = ++state.asked;
   const form = new FormData();
   form.append("images", state.image, "image");
-  chosen.forEach((label) => form.append("labels", label));
+  const learned = new Set(state.labels.map((item) => item.label));
+  if (chosen.length !== learned.size || !chosen.every((label) => learned.has(label))) {
+    chosen.forEach((label) => form.append("labels", label)); // else it chooses among all by itself
+  }
   form.append("top_k", "9");
   try {
     const told = await ask("POST", "v1/predict", form);
