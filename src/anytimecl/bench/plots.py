@@ -87,10 +87,13 @@ def by_size(results: Results, recipe: str, task: str) -> str:
 
 
 def _figure() -> tuple[Any, Any]:
+    from matplotlib import colormaps
     from matplotlib.figure import Figure  # no pyplot: no window, no global state
 
     figure = Figure(figsize=SIZE, layout="constrained")
     axes = figure.add_subplot()
+    strong, pale = (list(colormaps["tab20"](range(first, 20, 2))) for first in (0, 1))
+    axes.set_prop_cycle(color=[*strong, *pale])  # more methods than the usual ten colours
     axes.grid(alpha=0.3)
     return figure, axes
 
