@@ -16,7 +16,7 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,7 @@ from anytimecl.bench.world import chunks, resident
 from anytimecl.blend import Estimates as PairEstimates
 from anytimecl.learner import Learner
 from anytimecl.scale.blend import BLENDS, Estimates, Panel, blend
-from anytimecl.scale.encoder import EncoderStream, LayerRates, join
+from anytimecl.scale.encoder import ENCODER, EncoderStream, LayerRates, join
 from anytimecl.settings import Settings
 from anytimecl.stream import StreamLearner
 from anytimecl.tail import Seen
@@ -89,7 +89,8 @@ def parts(
     learned = sorted(order[held:])
     kept = capped([task.train.labels[i] for i in learned], per_class, HELD_SEED)
     asked = sorted(order[:held])
-    return task.train, [learned[k] for k in kept], task.train, asked
+    some = capped([task.train.labels[i] for i in asked], per_class, HELD_SEED)
+    return task.train, [learned[k] for k in kept], task.train, [asked[k] for k in some]
 
 
 def prepare(
@@ -146,7 +147,7 @@ def stages(task: Task, seed: int, rates: LayerRates | None = None) -> Iterator[t
         EncoderStream(
             task.dino.model.spec,
             task.dino.model.tail,
-            settings,
+            replace(settings, learner=ENCODER),
             task.dino.train,
             task.labels,
             task.vectors,

@@ -21,13 +21,14 @@ from anytimecl.commands import (
     memory,
     model,
     predict,
+    scale,
     serve,
     stats,
     watch,
 )
 from anytimecl.errors import AnytimeError
 
-COMMANDS = (predict, learn, watch, serve, stats, memory, model, export, bench, demo)
+COMMANDS = (predict, learn, watch, serve, stats, memory, model, export, bench, scale, demo)
 
 
 class _Group(TyperGroup):

@@ -11,8 +11,14 @@ from typing import Any
 import pytest
 import torch
 from tests import helpers
+from tests.backbone import tiny
+from typer.testing import CliRunner
 
+from anytimecl import cli
+from anytimecl.errors import AnytimeError
+from anytimecl.scale import router
 from anytimecl.scale.on_ray import OnRay, on_ray
+from anytimecl.scale.router import connect
 from anytimecl.scale.tree import TreeClassifier
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("default")]
@@ -139,3 +145,30 @@ def test_a_leaf_moves_and_a_tree_comes_home(tmp_path: Path, cluster: Any) -> Non
     with TreeClassifier.open(tmp_path, **options) as home:  # no cluster at all
         assert len(home) == 24
         torch.testing.assert_close(told(home), before)
+
+
+def test_a_tree_from_the_command_line(tmp_path: Path, cluster: Any) -> None:
+    model = str(tiny.clip(tmp_path / "model"))
+    where = ["--address", cluster.address]
+    up = ["up", "--memory", str(tmp_path / "tree"), "--model", model, *where]
+    told = run([*up, "--cpus", "0.5", "--once"])
+    assert "0 examples of 0 labels" in told
+    assert "leaf 0: up on" in told
+    tree = connect()
+    learned = tree.learn_one(helpers.picture(0), "cat", key="first")
+    assert tree.learn_one(helpers.picture(0), "cat", key="first").id == learned.id
+    found = tree.predict([helpers.picture(0)], ["cat", "dog"])
+    assert found[0].probabilities.keys() == {"cat", "dog"}
+    assert not found[0].degraded
+    assert "1 examples of 1 labels" in run(["status", *where])
+    with pytest.raises(AnytimeError, match="already"):
+        router.up(tmp_path / "other", model=model)
+    assert "Stopped" in run(["down", *where])
+    with pytest.raises(AnytimeError, match="anytimecl scale up"):
+        connect()
+
+
+def run(words: list[str]) -> str:
+    done = CliRunner().invoke(cli.app, ["--debug", "scale", *words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
