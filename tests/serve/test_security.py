@@ -175,6 +175,26 @@ def test_clients_with_tokens_are_counted_apart() -> None:
             assert [answer.status_code for answer in answers] == [200, 200, 429]
 
 
+def test_one_token_is_one_client_however_it_is_spelt() -> None:
+    with opened(None, TOKENS, per_second=0.001, burst=3) as service:
+        spelt = [f"Bearer {READ}", f"bearer   {READ} "]
+        for user in ("a", "b", "c"):
+            spelt.append("Basic " + base64.b64encode(f"{user}:{READ}".encode()).decode())
+        answers = [
+            service.client.get("/v1/stats", headers={"Authorization": header}) for header in spelt
+        ]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
+
+
+def test_invented_methods_and_paths_do_not_fill_the_metrics(service: Service) -> None:
+    for number in range(20):
+        service.client.request(f"METHOD{number}", f"/path/{number}")
+    told = service.client.get("/metrics").text
+    assert "METHOD" not in told
+    assert "/path/" not in told
+    assert 'method="other",route="other"' in told
+
+
 def test_too_many_labels_and_images(service: Service) -> None:
     many = [f"label {number}" for number in range(LABELS + 1)]
     for asked in (

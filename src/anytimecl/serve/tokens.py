@@ -51,6 +51,11 @@ class Tokens:
         return found
 
 
+def name_of(authorization: str) -> str:
+    """One name for one token, however the header spells it."""
+    return _digest(_token(authorization)).hex()
+
+
 def read_tokens(file: Path | None, environment: Mapping[str, str]) -> Tokens:
     """From a file with lines such as `write 8d0c...`, and from the environment."""
     known: dict[str, Scope] = {}
