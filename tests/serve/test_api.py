@@ -282,6 +282,29 @@ def test_too_many_images_are_refused() -> None:
         assert refused.headers["retry-after"] == "1"
 
 
+def test_new_labels_hold_up_nobody_who_asks_about_known_ones() -> None:
+    with opened(None, Tokens({}), name_waiting=2) as service:
+        known = {"images": [text(1)], "labels": ["cat", "dog"]}
+        assert service.client.post("/v1/predict", json=known).status_code == 200
+        let_go = threading.Event()
+        service.engine.names.submit(lambda: let_go.wait(60))  # somebody's long list
+        new = {"images": [text(1)], "labels": ["cat", "lynx"]}
+        answers: list[int] = []
+
+        def ask() -> None:
+            answers.append(service.client.post("/v1/predict", json=new).status_code)
+
+        waiting = threading.Thread(target=ask)
+        waiting.start()
+        while not len(service.engine.names):
+            time.sleep(0.01)
+        assert service.client.post("/v1/predict", json=known).status_code == 200
+        assert answers == []
+        let_go.set()
+        waiting.join(60)
+        assert answers == [200]
+
+
 def test_health_readiness_and_metrics(service: Service) -> None:
     service.learn(1, "cat")
     service.client.post("/v1/predict", json={"images": [text(1)]})

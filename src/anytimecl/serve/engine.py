@@ -7,6 +7,7 @@ changes what is known goes through one more, in order.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 import time
@@ -39,6 +40,8 @@ from anytimecl.student import Learned
 
 log = logging.getLogger("anytimecl.serve")
 T = TypeVar("T")
+NAMES = 32  # labels embedded in one go
+KNOWN = 10_000  # labels remembered as embedded; the vectors' own cache holds twice as many
 
 
 class _Interrupted(Exception):
@@ -77,6 +80,8 @@ class Engine:
             observe=self.metrics.observe_batch,
         )
         self.turns = Turns("learner", options.learn_waiting)
+        self.names = Turns("names", options.name_waiting)
+        self._named: set[str] = set()  # labels whose vectors are at hand
         self._decoders = ThreadPoolExecutor(2, "anytimecl-decode")  # bounds decoded images in RAM
         self._answers = ThreadPoolExecutor(2, "anytimecl-answer")
         self._stopping = threading.Event()
@@ -92,6 +97,7 @@ class Engine:
         asked = None if labels is None else clean_labels(labels)
         if asked is None and not self.classifier.labels:
             raise Problem(409, "Nothing is learned yet: say which labels to choose from.")
+        await self._name(asked or ())
         decoded = await asyncio.gather(*(self._decode(image) for image in images))
         tokens = torch.stack(await self._encode([pixels for pixels, _ in decoded]))
         return await self.answer(
@@ -114,6 +120,7 @@ class Engine:
             known = await self.answer(lambda: self._known(key, name))
             if known is not None:  # spare the trunk
                 return known
+        await self._name(chosen or ())
         pixels, thumbnail = await self._decode(image, thumbnail=True)
         given: Tensor | bytes = image
         if not self.keeps_images:  # a codec of images makes its tokens itself
@@ -249,11 +256,28 @@ class Engine:
         self._decoders.shutdown()
         self.encoder.close()
         self.turns.close()
+        self.names.close()
         self._answers.shutdown()
         self.history.close()
         self.classifier.close()
 
     # Inside
+
+    async def _name(self, labels: Sequence[str]) -> None:
+        """Have new labels embedded beforehand, a few at a time.
+
+        A list of a thousand takes many seconds: whoever asks about known ones shall not wait.
+        """
+        backbone, templates = self.classifier.backbone, self.classifier.settings.templates
+        new = [label for label in labels if label not in self._named]
+        for start in range(0, len(new), NAMES):
+            some = new[start : start + NAMES]
+            await asyncio.wrap_future(
+                self.names.submit(functools.partial(backbone.embed_labels, some, templates))
+            )
+            self._named.update(some)
+        if len(self._named) > KNOWN:
+            self._named.clear()  # the cache behind it forgets too
 
     def _trunk(self, pixels: Tensor) -> Tensor:
         return self.classifier.backbone.trunk(pixels.to(self.classifier.backbone.device))

@@ -27,6 +27,7 @@ class Options:
     streams: int = 32  # of server-sent events
     encode_batch: int = 8  # images in the trunk together
     encode_waiting: int = 256  # images
+    name_waiting: int = 32  # requests with new labels
     learn_waiting: int = 64  # lessons and other changes
     learn_seconds: float = 30.0  # that a change may wait for its turn
     thumbnails: int = 60  # kept in RAM, of this session
