@@ -1,0 +1,129 @@
+"""A tree of learners over a stream that is known beforehand: for measuring, on a CPU or a GPU.
+
+Between two splits leaves have nothing to do with each other. So each learns its share of the stream
+in one go, with the same steps, in the same order, as if examples had come one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from anytimecl.backbone.spec import Spec
+from anytimecl.blend import Opinions, blend
+from anytimecl.scale.routes import Routes, two_means
+from anytimecl.settings import Settings
+from anytimecl.stream import StreamLearner
+from anytimecl.tail import Params, Seen
+
+
+class LeafStream(StreamLearner):
+    """A leaf; a child goes on from its parent."""
+
+    def inherit(self, parent: LeafStream, members: Sequence[int]) -> None:
+        """Take the parent's weights and evidence, and these of its examples as learned."""
+        for index in members:
+            label = self._label_of[index]
+            self._enter(label)
+            self._at.append(index)
+            self._sampler.add(len(self._at), label)
+            self._target[index] = self.rows[label]
+        self.learner.restore(parent.learner.state())
+        self._count.fill_(self.learner.optimiser.steps)
+        state = parent.estimates.state()
+        state["labels"] = {name: state["labels"][name] for name in self.labels}
+        self.estimates = type(parent.estimates).restored(state)
+
+    @property
+    def members(self) -> list[int]:
+        """The examples learned, in order."""
+        return self._at
+
+
+class TreeStream:
+    """The tree; `routing` [example, dim] are the vectors by which examples find their leaf."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        tail: Params,
+        settings: Settings,
+        examples: Tensor | Seen,
+        labels: Sequence[str],
+        vectors: Mapping[str, Tensor],
+        routing: Tensor,
+        capacity: int | None,
+    ) -> None:
+        self._made = (spec, tail, settings, examples, labels, vectors)
+        self._settings, self._vectors = settings, vectors
+        self._routing = routing.cpu()
+        self._capacity = capacity
+        self.routes = Routes.single(routing.shape[1])
+        self.leaves: dict[int, LeafStream] = {0: LeafStream(*self._made)}
+        self._waiting: dict[int, list[int]] = {0: []}
+
+    def learn(self, indices: Sequence[int]) -> None:
+        """One online step for each, by its leaf."""
+        for index in indices:
+            leaf = self.routes.leaf_of(self._routing[index])
+            self._waiting[leaf].append(index)
+            size = len(self.leaves[leaf].members) + len(self._waiting[leaf])
+            if self._capacity is not None and size > self._capacity:
+                self._split(leaf)
+        for leaf in self.leaves:
+            self._flush(leaf)
+
+    def _flush(self, leaf: int) -> None:
+        self.leaves[leaf].learn(self._waiting[leaf])
+        self._waiting[leaf] = []
+
+    def _split(self, leaf: int) -> None:
+        self._flush(leaf)
+        parent = self.leaves[leaf]
+        members = list(parent.members)
+        halves = two_means(self._routing[members])
+        if halves is None:
+            return
+        self.routes, new = self.routes.split(leaf, halves.centres)
+        for part, child in enumerate(new):
+            own = [m for m, side in zip(members, halves.side.tolist(), strict=True) if side == part]
+            self.leaves[child] = LeafStream(*self._made)
+            self.leaves[child].inherit(parent, own)
+            self._waiting[child] = []
+        del self.leaves[leaf], self._waiting[leaf]
+        for child in new:
+            if len(self.leaves[child].members) > (self._capacity or 0):
+                self._split(child)
+
+    @torch.no_grad()
+    def answers(
+        self, images: Sequence[tuple[Tensor | Seen, Tensor]], names: Sequence[str], name: str
+    ) -> Tensor:
+        """Blended probabilities [image, label] for batches of (tokens, routing vectors)."""
+        embedded = torch.stack([self._vectors[label] for label in names])
+        parts = []
+        for tokens, routing in images:
+            leaves = [self.routes.leaf_of(vector) for vector in routing.cpu()]
+            values = torch.zeros(len(leaves), len(names), device=embedded.device)
+            for leaf in set(leaves):  # every image of the batch, of which some are its own
+                own = torch.tensor([at == leaf for at in leaves], device=embedded.device)
+                said = blend(name, self._opinions(self.leaves[leaf], tokens, names, embedded))
+                values[own] = said[own]
+            parts.append(values)
+        return torch.cat(parts)
+
+    def _opinions(
+        self, leaf: LeafStream, tokens: Tensor | Seen, names: Sequence[str], embedded: Tensor
+    ) -> Opinions:
+        rows = torch.tensor([leaf.rows.get(label, -1) for label in names], device=embedded.device)
+        tuned = leaf.learner.tuned_logits(tokens, embedded, rows)
+        other = leaf.learner.other_logit.expand(len(tuned), 1)
+        return Opinions(
+            tuned=tuned.softmax(1),
+            original=leaf.learner.original_logits(tokens, embedded).softmax(1),
+            other=torch.cat([tuned, other], 1).softmax(1)[:, -1],
+            records=[leaf.estimates.of(label) for label in names],
+            overall=leaf.estimates.overall,
+        )
