@@ -1,7 +1,7 @@
 """Data-incremental learning: accuracy over the whole task as its examples arrive one by one.
 
     python -m benchmarks.data_incremental DATA OUT [--tasks cifar100,pets,resisc12] [--seeds 0,1,2]
-                                          [--device cpu]
+                                          [--model embedded] [--device cpu]
 
 Each example is scored, learned and drawn again as `AnytimeClassifier` does it, from full tokens;
 only encoding is done ahead. After 2, 4, 8, 16, 32, 64 and 100 % of the examples every blend answers
@@ -88,16 +88,17 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--tasks", default="cifar100,pets,resisc12")
     parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--model", default="embedded")  # embedded-float: its trunk not in int8
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     lines = (
         [json.loads(x) for x in given.out.read_text().splitlines()] if given.out.exists() else []
     )
-    backbone = load("embedded", device=given.device)
+    backbone = load(given.model, device=given.device)
     for task in given.tasks.split(","):
         archive = given.data / f"{task}.zip"
         for seed in map(int, given.seeds.split(",")):
-            key = {"task": task, "seed": seed}
+            key = {"task": task, "seed": seed, "model": backbone.spec.name}
             if len([x for x in lines if key.items() <= x.items()]) == len(STAGES):
                 continue
             train, test = (features(archive, split, backbone) for split in ("train", "test"))
@@ -105,7 +106,7 @@ def main() -> None:
             lines += fresh
             with given.out.open("a") as file:
                 file.writelines(json.dumps(line) + "\n" for line in fresh)
-        show(task, [x for x in lines if x["task"] == task])
+        show(task, [x for x in lines if x["task"] == task and x["model"] == backbone.spec.name])
 
 
 def show(task: str, lines: list[dict[str, float]]) -> None:

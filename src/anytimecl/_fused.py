@@ -13,7 +13,7 @@ from torch import Tensor
 
 from anytimecl.thin import Thin
 
-_ROWS, _COLUMNS, _WARPS = 32, 128, 4  # of a tile; benchmarks.gpu compares shapes
+_ROWS, _COLUMNS, _WARPS = 16, 64, 2  # of a tile; benchmarks.gpu compares shapes
 
 
 def fused_step(

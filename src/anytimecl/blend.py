@@ -127,7 +127,7 @@ def weights(name: str, opinions: Opinions) -> Tensor:
     return alpha if name == "tuned" else torch.where(opinions.seen, alpha, 0.0)
 
 
-def gate(mixed: Tensor, opinions: Opinions, few: float = 5.0) -> Tensor:
+def gate(mixed: Tensor, opinions: Opinions, many: float = 10.0) -> Tensor:
     """Share out among seen labels only what belongs to them, [image, label].
 
     Whoever learns many examples of some labels forgets that there are others: the tuned model
@@ -137,7 +137,8 @@ def gate(mixed: Tensor, opinions: Opinions, few: float = 5.0) -> Tensor:
     seen = opinions.seen
     if not seen.any():
         return mixed
-    trust = few / (few + opinions.column(lambda record: record.seen)[seen].mean())
+    examples = opinions.column(lambda record: record.seen)[seen].mean()  # a label has
+    trust = 1 / (1 + (examples / many) ** 2)
     change = _odds(opinions.tuned, seen) - _odds(opinions.original, seen)
     mass = (_total(opinions.original, seen).log() + trust * change).clamp(max=0.0).exp()
     return torch.where(seen, mass * mixed / _total(mixed, seen), opinions.original)

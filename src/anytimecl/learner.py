@@ -108,6 +108,8 @@ class AdamW:
                 fused_step(parameters[name], gradient, *self.moments[name], count, rates)
             else:
                 whole[name] = gradient.whole(self._room(name, parameters[name]))
+        if not whole:
+            return
         moments = [self.moments[name] for name in whole]
         torch._fused_adamw_(
             [parameters[name] for name in whole],

@@ -271,7 +271,7 @@ def _factored(patches: LowRank) -> Factored:
     """The mean as a component, and as many of them as tensor cores like to multiply."""
     coefficients, components, mean = patches
     spare = -(components.shape[1] + 1) % 8
-    ones = torch.ones_like(coefficients[..., :1])
+    ones = coefficients.new_ones(*coefficients.shape[:-1], 1)
     return Factored(
         F.pad(torch.cat([ones, coefficients], -1), (0, spare)),
         F.pad(torch.cat([mean.unsqueeze(1), components], 1), (0, 0, 0, spare)),
