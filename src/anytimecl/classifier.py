@@ -512,7 +512,9 @@ def _check_same_model(memory: Store, backbone: Backbone, folder: str | Path) -> 
         made_with = Spec.from_dict(json.loads(memory.meta["spec"])).name
         raise StoreError(
             f"The memory in {folder} was made with the model {made_with!r}, whose features differ "
-            f"from those of {backbone.spec.name!r}. Open it with that model, or start another. "
+            f"from those of {backbone.spec.name!r}. Open it with that model "
+            f'(model="{made_with}"; "embedded" is on a CPU, "embedded-float" anywhere), '
+            "or start another. "
             + way_out(Settings.from_json(memory.meta["settings"]).codec, folder)
         )
 

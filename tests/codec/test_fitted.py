@@ -61,8 +61,9 @@ def test_single_images_and_batches_are_the_same_data(make: Maker) -> None:
     one_by_one, together = make(spec()), make(spec())
     one_by_one.fit(iter(tokens))
     together.fit([tokens])
-    if isinstance(one_by_one, PcaDataset):  # nothing random in it
-        assert one_by_one.encode(tokens[0]) == together.encode(tokens[0])
+    if isinstance(one_by_one, PcaDataset):  # nothing random in it, only sums in another order
+        back = [codec.decode([codec.encode(tokens[0])]) for codec in (one_by_one, together)]
+        torch.testing.assert_close(*back, rtol=0, atol=1e-5)
     again = make(spec())
     again.fit([tokens])
     assert again.encode(tokens[0]) == together.encode(tokens[0])

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-import platformdirs
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -149,8 +148,11 @@ class HubText:
 
 def cache_folder() -> Path:
     """Where this package keeps what it can make again: $ANYTIMECL_CACHE, or the user's cache."""
-    given = os.environ.get("ANYTIMECL_CACHE")
-    return Path(given).expanduser() if given else platformdirs.user_cache_path("anytimecl")
+    if given := os.environ.get("ANYTIMECL_CACHE"):
+        return Path(given).expanduser()
+    import platformdirs  # a bare machine that says where does without
+
+    return platformdirs.user_cache_path("anytimecl")
 
 
 class LabelCache:

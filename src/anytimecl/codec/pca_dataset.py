@@ -17,6 +17,7 @@ from anytimecl.codec._record import pack, unpack
 from anytimecl.errors import ModelError, StoreError
 
 _HEAD = struct.Struct("<IH")  # mark of the fit, chunk
+_AT_ONCE = 32  # images in one product: more would gain nothing, and lose digits
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,13 @@ class PcaDataset(FittedCodec):
         """
         chunks: list[_Moments] = []
         for batch in tokens:
-            for image in images_of(batch, self._shape):
+            images = images_of(batch, self._shape)
+            while len(images):
                 if not chunks or chunks[-1].images == self.config.chunk:
-                    chunks.append(_Moments(image))
-                chunks[-1].add(image)
+                    chunks.append(_Moments(images[0]))
+                some = min(self.config.chunk - chunks[-1].images, _AT_ONCE)
+                chunks[-1].add(images[:some])
+                images = images[some:]
         if not chunks:
             raise ModelError("There were no tokens to fit the codec 'pca-dataset' to.")
         bases = [chunk.basis(self._rank) for chunk in chunks]
@@ -113,13 +117,13 @@ class _Moments:
         self._sum = torch.zeros(first.shape[1], dtype=torch.float64)
         self._squares = torch.zeros(first.shape[1], first.shape[1], dtype=torch.float64)
 
-    def add(self, image: Tensor) -> None:
-        """Take in the tokens [token, width] of one image."""
-        centred = image - self._centre
+    def add(self, images: Tensor) -> None:
+        """Take in the tokens [image, token, width] of some images."""
+        centred = (images - self._centre).flatten(0, 1)
         self._sum += centred.sum(0)
         self._squares += centred.T @ centred
-        self._tokens += len(image)
-        self.images += 1
+        self._tokens += len(centred)
+        self.images += len(images)
 
     def basis(self, rank: int) -> tuple[Tensor, Tensor]:
         """Mean [width] and components [rank, width]."""
