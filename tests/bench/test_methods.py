@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -177,14 +178,33 @@ def test_the_ratio_of_rate_to_batch_is_constant() -> None:
         assert config.lr / size == pytest.approx(9.375e-6 / 32)
 
 
-def test_offline_scores_newcomers_before_it_trains_on_them() -> None:
+def test_offline_scores_each_half_of_the_newcomers_by_a_model_trained_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     method = quickened(Offline(world(), epochs=5, batch=8))
+    trained: list[set[int]] = []
+    keep = method._trained
+
+    def note(examples: Sequence[int]) -> dict[str, torch.Tensor]:
+        trained.append(set(examples))
+        return keep(examples)
+
+    monkeypatch.setattr(method, "_trained", note)
     method.learn(list(range(24)))
-    right = method.estimates.overall
-    assert right.seen == 24
-    assert right.tuned == right.original  # nothing was tuned when they were scored
     method.learn(list(range(24, 48)))
+    even, odd = set(range(0, 24, 2)), set(range(1, 24, 2))
+    first, everything = set(range(24)), set(range(48))
+    later = {i + 24 for i in odd}, {i + 24 for i in even}
+    assert trained == [odd, even, first, first | later[0], first | later[1], everything]
+    assert method.estimates.overall.seen == 48
     assert method.estimates.of("cat").seen == 12
+
+
+def test_offline_needs_no_two_examples() -> None:
+    method = quickened(Offline(world(), epochs=1, batch=8))
+    method.learn([0])
+    right = method.estimates.overall
+    assert (right.seen, right.tuned) == (1, right.original)  # nothing was tuned for it yet
 
 
 # ------------------------------------------------------------------------------------ fine-tuning

@@ -21,8 +21,9 @@ from anytimecl.tail import Seen
 class Offline(Method):
     """The paper's AnytimeCL (Offline), with the epochs that suit small sets: the paper has ten.
 
-    Newcomers are scored by both models before they are trained on, as online, but a whole stage
-    at a time: within a stage the estimates see one state of the tuned model.
+    What is known of the models must come from examples that the tuned one has not met, and a
+    model from before the stage says nothing about labels that are new in it. So one is trained
+    without each half of the newcomers, and asked about that half.
     """
 
     def __init__(self, world: World, *, epochs: int = 32, batch: int = 256) -> None:
@@ -44,10 +45,14 @@ class Offline(Method):
             self.learner.begin(float(first[self.rows[labels[examples[0]]]]))
         self._score(examples)
         self.stored += examples
+        for name, value in self._trained(self.stored).items():
+            self.learner.trainable()[name].copy_(value)
+
+    def _trained(self, examples: Sequence[int]) -> dict[str, Tensor]:
+        """What training on these makes of the weights, which stay."""
         leaves = {name: value.clone() for name, value in self.learner.trainable().items()}
-        train(leaves, self._loss, self.stored, self.schedule, self.world.seed + len(self.stored))
-        for name, value in self.learner.trainable().items():
-            value.copy_(leaves[name])
+        train(leaves, self._loss, examples, self.schedule, self.world.seed + len(examples))
+        return leaves
 
     def predict(self, tokens: Tensor | Seen, names: Sequence[str]) -> Tensor:
         """The default blend."""
@@ -61,16 +66,31 @@ class Offline(Method):
 
     @torch.no_grad()
     def _score(self, examples: Sequence[int]) -> None:
-        for start in range(0, len(examples), self.schedule.batch):
-            some = examples[start : start + self.schedule.batch]
+        halves = list(examples[::2]), list(examples[1::2])
+        right: dict[int, tuple[bool, bool]] = {}
+        for asked, learned in (halves, halves[::-1]):
+            known = [*self.stored, *learned]
+            tuned = {**self.learner.params, **(self._trained(known) if known else {})}
+            right |= self._answers(asked, tuned)
+        for i in examples:
+            tuned_right, original_right = right[i]
+            self.estimates.add(self.world.labels[i], tuned=tuned_right, original=original_right)
+
+    def _answers(
+        self, asked: Sequence[int], tuned: Mapping[str, Tensor]
+    ) -> dict[int, tuple[bool, bool]]:
+        """Whether the tuned and the original model are right about each."""
+        right = {}
+        for start in range(0, len(asked), self.schedule.batch):
+            some = asked[start : start + self.schedule.batch]
+            rows = [self.rows[self.world.labels[i]] for i in some]
             answers = [
                 self._logits(params, some).argmax(1).tolist()
-                for params in (self.learner.params, self.learner.original)
+                for params in (tuned, self.learner.original)
             ]
-            for i, tuned, original in zip(some, *answers, strict=True):
-                label = self.world.labels[i]
-                row = self.rows[label]
-                self.estimates.add(label, tuned=tuned == row, original=original == row)
+            for i, row, its_tuned, its_original in zip(some, rows, *answers, strict=True):
+                right[i] = its_tuned == row, its_original == row
+        return right
 
     def _logits(self, params: Mapping[str, Tensor], examples: Sequence[int]) -> Tensor:
         world = self.world
