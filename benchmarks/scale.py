@@ -1,0 +1,500 @@
+"""Trees of learners: what capacity, leaves and nodes do, and what a billion examples would take.
+
+    python -m benchmarks.scale capacity DATA [--tasks cifar100] [--capacities 500,1000,2000]
+                               [--seeds 0] [--device cuda] [--plot FILE] [--validation]
+    python -m benchmarks.scale throughput [--leaves 1,2,4,8] [--nodes 1,2]
+    python -m benchmarks.scale memory
+    python -m benchmarks.scale regions DATA
+    python -m benchmarks.scale billion [--simulate 10000000]
+
+`capacity` is the paper's ablation of node capacities: accuracy over the whole task as examples
+arrive, one tuned tail a leaf; without a limit there is one leaf. `throughput` teaches leaves on Ray
+and gives ratios to one leaf on one node. `memory` says what a leaf costs, awake, asleep, and kept
+as a low-rank difference. `regions` compares a region of an image with encoding the crop. `billion`
+measures this machine, states the capacity model and checks it by a simulation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import resource
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import torch
+from torch import Tensor
+
+from anytimecl import backbone as backbones
+from anytimecl.backbone import Backbone
+from anytimecl.backbone._pictures import pictures
+from anytimecl.codec import make_codec
+from anytimecl.scale.leaf import Leaf, Lesson, image_vectors
+from anytimecl.scale.leaves import Here, leaf_folder
+from anytimecl.scale.routes import Routes, nearer, two_means
+from anytimecl.settings import Settings
+
+SETTINGS = Settings()
+
+
+def noise(model: Backbone, count: int) -> Tensor:
+    """Tokens [image, token, width] of pictures, each a little different."""
+    tokens = model.encode(pictures())
+    some = tokens[torch.arange(count) % len(tokens)]
+    return some + 0.1 * some.std() * torch.randn(
+        some.shape, generator=torch.Generator().manual_seed(0)
+    )
+
+
+# ------------------------------------------------------------------------------------ capacity
+
+
+def capacity(given: argparse.Namespace) -> None:
+    """The paper's ablation."""
+    from benchmarks.encoders import accuracy, parts
+
+    from anytimecl.bench.data import open_set
+    from anytimecl.bench.features import features
+    from anytimecl.bench.scenarios import data_incremental
+    from anytimecl.bench.world import chunks, resident
+    from anytimecl.scale.tree_stream import TreeStream
+
+    model = backbones.load("embedded", device=given.device)
+    limits = [None, *(int(one) for one in given.capacities.split(","))]
+    lines: dict[str, dict[str, list[float]]] = {}
+    for name in given.tasks.split(","):
+        split, learned, asked_split, asked = parts(
+            name, given.data, given.validation, given.per_class
+        )
+        names = open_set(name, given.data).names
+        vectors = dict(zip(names, model.embed_labels(names), strict=True))
+        labels = [split.labels[i] for i in learned]
+        train = resident([features(split, model, learned)[learned]], model.spec, given.device)
+        test = resident([features(asked_split, model, asked)[asked]], model.spec, given.device)
+        routing = torch.cat([image_vectors(model, part) for part in chunks(train)])
+        batches = [(part, image_vectors(model, part)) for part in chunks(test)]
+        target = torch.tensor([names.index(asked_split.labels[i]) for i in asked])
+        for limit in limits:
+            rows: dict[str, list[float]] = defaultdict(list)
+            counts = []
+            for seed in map(int, given.seeds.split(",")):
+                settings = Settings(seed=seed)
+                tree = TreeStream(
+                    model.spec, model.tail, settings, train, labels, vectors, routing, limit
+                )
+                for stage in data_incremental(len(labels), seed):
+                    tree.learn(stage.examples)
+                    said = tree.answers(batches, names, settings.blend)
+                    rows[stage.name].append(accuracy(said.cpu(), target))
+                counts.append(len(tree.leaves))
+            title = f"{name}, {limit or 'no limit'} ({np.mean(counts):.0f} leaves)"
+            lines[title] = rows
+            print(title, {k: round(float(np.mean(v)), 1) for k, v in rows.items()}, flush=True)
+    _table(lines)
+    if given.plot:
+        _plot(lines, given.plot)
+
+
+def _table(lines: dict[str, dict[str, list[float]]]) -> None:
+    stages = list(next(iter(lines.values())))
+    print("\n| capacity of a leaf | " + " | ".join(stages) + " | mean |")
+    print("|---" * (len(stages) + 2) + "|")
+    for title, rows in lines.items():
+        means = [float(np.mean(values)) for values in rows.values()]
+        cells = [f"{value:.1f}" for value in [*means, float(np.mean(means))]]
+        print(f"| {title} | " + " | ".join(cells) + " |")
+
+
+def _plot(lines: dict[str, dict[str, list[float]]], file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 4))
+    for title, rows in lines.items():
+        axes.plot(list(rows), [np.mean(values) for values in rows.values()], "o-", label=title)
+    axes.set(xlabel="examples seen", ylabel="accuracy over the task, %")
+    axes.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(file, dpi=150)
+    print(f"\nplotted in {file}")
+
+
+# ---------------------------------------------------------------------------------- throughput
+
+
+def throughput(given: argparse.Namespace) -> None:
+    """Lessons a second, over leaves and nodes."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from anytimecl.scale.on_ray import OnRay
+
+    model = backbones.load("embedded")
+    codec = make_codec(SETTINGS.codec, model.spec, model.tail)
+    records = [codec.encode(tokens) for tokens in noise(model, 64)]
+    labels = [f"thing {i}" for i in range(20)]
+    base = 0.0
+    print("| nodes | leaves | lessons/s | ratio to one leaf on one node |\n|---|---|---|---|")
+    for nodes in map(int, given.nodes.split(",")):
+        cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+        )
+        for _ in range(nodes):
+            cluster.add_node(num_cpus=16, object_store_memory=200_000_000)
+        ray.init(address=cluster.address, log_to_driver=False)
+        for count in map(int, given.leaves.split(",")):
+            if count < nodes:
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                leaves = OnRay(Path(folder), model, SETTINGS, cpus=1.0)
+                leaves.start(range(count))
+                rate = _rate(leaves, count, records, labels, given.lessons)
+                leaves.close()
+            base = base or rate
+            print(f"| {nodes} | {count} | {rate:.1f} | {rate / base:.2f} |", flush=True)
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def _rate(
+    leaves: Any, count: int, records: Sequence[bytes], labels: Sequence[str], lessons: int
+) -> float:
+    def teach(number: int) -> list[Any]:
+        return [
+            leaves.teach(i % count, Lesson(records[i % len(records)], labels[i % len(labels)]))
+            for i in range(number)
+        ]
+
+    for future in teach(32 * count):  # warm, and batches are full
+        future.result()
+    began = time.perf_counter()
+    for future in teach(lessons):
+        future.result()
+    return lessons / (time.perf_counter() - began)
+
+
+# -------------------------------------------------------------------------------------- memory
+
+
+def memory(given: argparse.Namespace) -> None:
+    """What a leaf costs."""
+    from anytimecl.scale.lowrank import compressed, size_of
+
+    model = backbones.load("embedded")
+    codec = make_codec(SETTINGS.codec, model.spec, model.tail)
+    records = [codec.encode(tokens) for tokens in noise(model, 64)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for awake in (None, 1):
+            leaves = Here(folder / str(awake), model, SETTINGS, awake=awake)
+            before = _resident()
+            for leaf in range(given.count):
+                leaves.start([leaf])
+                for i in range(8):
+                    leaves.teach(leaf, Lesson(records[i], f"thing {i % 4}")).result()
+            used = (_resident() - before) / given.count
+            kept = "all awake" if awake is None else f"{awake} awake"
+            print(f"{given.count} leaves, {kept}: {used / 1e6:.1f} MB of RAM a leaf", flush=True)
+            leaves.close()
+        files = sum(f.stat().st_size for f in leaf_folder(folder / "1", 0).rglob("*"))
+        print(f"on disk, 8 examples: {files / 1e6:.1f} MB a leaf")
+        leaf = Leaf.open(leaf_folder(folder / "1", 0), model=model)
+        for i in range(given.steps):
+            leaf.learn_record(Lesson(records[i % 64], f"thing {i % 12}"))
+        learner = leaf._student.learner
+        tokens = noise(model, 64)
+        vectors = model.embed_labels([f"thing {i}" for i in range(12)])
+        rows = torch.arange(12)
+        with torch.no_grad():
+            whole = learner.tuned_logits(tokens, vectors, rows).softmax(1)
+            block = sum(p.nbytes for n, p in learner.params.items() if n.startswith("layers."))
+            print(f"tuned block after {given.steps} steps: {block / 1e6:.1f} MB; as a difference:")
+            print("| rank | MB | largest change of a probability |\n|---|---|---|")
+            for rank in (1, 4, 16, 64):
+                kept_block = compressed(learner.original, learner.params, rank)
+                thin = model.spec.logit_scale * image_vectors_of(
+                    model, kept_block.restored(learner.original), tokens
+                )
+                change = (thin @ vectors.T).softmax(1) - whole
+                print(f"| {rank} | {size_of(kept_block) / 1e6:.2f} | {change.abs().max():.4f} |")
+        leaf.close()
+
+
+def image_vectors_of(model: Backbone, params: dict[str, Tensor], tokens: Tensor) -> Tensor:
+    """Unit vectors [image, dim] under other weights of the tail."""
+    from anytimecl.tail import embed
+
+    return torch.nn.functional.normalize(embed(params, model.spec.tail, tokens), dim=-1)
+
+
+def _resident() -> int:
+    """Bytes of RAM that this process has now."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+# ------------------------------------------------------------------------------------- regions
+
+
+def regions(given: argparse.Namespace) -> None:
+    """A quarter of a picture of four, beside the crop and the whole; zero-shot."""
+    from anytimecl.bench.data import open_set
+    from anytimecl.scale.regions import coverage, region_tokens
+
+    model = backbones.load("embedded", device=given.device)
+    print("| task | images | crop encoded | region of one encoding | whole picture |")
+    print("|---|---|---|---|---|")
+    for name in given.tasks.split(","):
+        task = open_set(name, given.data)
+        vectors = model.embed_labels(task.names)
+        order = np.random.default_rng(0).permutation(len(task.test))[: 4 * given.count]
+        hits: dict[str, list[bool]] = defaultdict(list)
+        for four in order[: len(order) // 4 * 4].reshape(-1, 4).tolist():
+            crops = [task.test.load(i).resize((224, 224)) for i in four]
+            picture = PIL.Image.new("RGB", (448, 448))
+            boxes = [(224 * (k % 2), 224 * (k // 2)) for k in range(4)]
+            for crop, (left, top) in zip(crops, boxes, strict=True):
+                picture.paste(crop, (left, top))
+            (tokens,) = model.encode([picture])
+            parts = [
+                region_tokens(tokens, coverage((x, y, x + 224, y + 224), picture.size, model.spec))
+                for x, y in boxes
+            ]
+            ways = {"crop": model.encode(crops), "region": torch.stack(parts)}
+            ways["whole"] = tokens.expand(4, -1, -1)
+            for way, seen in ways.items():
+                best = (image_vectors(model, seen) @ vectors.T).argmax(1).tolist()
+                right = [
+                    task.names[b] == task.test.labels[i] for b, i in zip(best, four, strict=True)
+                ]
+                hits[way] += right
+        cells = [f"{100 * np.mean(hits[way]):.1f}" for way in ("crop", "region", "whole")]
+        print(f"| {name} | {len(hits['crop'])} | " + " | ".join(cells) + " |", flush=True)
+
+
+# ------------------------------------------------------------------------- a billion examples
+
+
+def billion(given: argparse.Namespace) -> None:
+    """Constants of this machine, the model, and the simulation."""
+    constants = measured()
+    for name, (value, unit) in constants.items():
+        print(f"{name}: {value:,.4g} {unit}")
+    found = simulated(given.simulate, given.capacity, given.dim)
+    fill, copies, depth = found["fill"], found["copies"], found["depth"]
+    expected = predicted_shape(given.simulate, given.capacity, fill)
+    print(f"\nsimulated {given.simulate:,} examples, capacity {given.capacity:,}:")
+    print("| | model | simulation |\n|---|---|---|")
+    print(f"| leaves | {expected['leaves']:,.0f} | {found['leaves']:,.0f} |")
+    print(f"| times an example is copied by splits | {expected['copies']:.2f} | {copies:.2f} |")
+    print(f"| forks on the way to a leaf | {expected['depth']:.1f} | {depth:.1f} |")
+    print(
+        f"| share of a leaf that is filled (measured at {found['early']:,} examples) "
+        f"| {found['early_fill']:.2f} | {fill:.2f} |"
+    )
+    print(
+        "\n| examples | leaves | records, GB | leaves, GB | nodes to hold them "
+        "| lessons/s of those | days to learn them all | network, MB/s |"
+    )
+    print("|---" * 8 + "|")
+    for power in range(5, 10):
+        print(_row(10**power, given.capacity, found["early_fill"], constants))
+
+
+def predicted_shape(examples: float, capacity: int, fill: float) -> dict[str, float]:
+    """The capacity model: leaves, copies by splits, and depth.
+
+    Every split copies the `capacity` examples of one leaf and adds one leaf, so copies are as many
+    times the examples as leaves are emptier than full. Even halves make log2(leaves) forks.
+    """
+    leaves = max(1.0, examples / (capacity * fill))
+    return {
+        "leaves": leaves,
+        "copies": (leaves - 1) * capacity / examples,
+        "depth": math.log2(leaves),
+    }
+
+
+def _row(examples: int, capacity: int, fill: float, constants: dict[str, Any]) -> str:
+    value = {name: number for name, (number, _) in constants.items()}
+    shape = predicted_shape(examples, capacity, fill)
+    records = examples * value["record"] / 1e9
+    kept = shape["leaves"] * value["leaf on disk"] / 1e9
+    # A node: 16 cores, 64 GB of RAM, 4 TB of disk.
+    nodes = max(1, math.ceil((records + kept) / 4000))
+    rate = nodes * 16 * 1000 / (value["step"] + (1 + shape["copies"]) * value["copy"])
+    days = examples / rate / 86400
+    network = rate * value["record"] / 1e6
+    return (
+        f"| {examples:,} | {shape['leaves']:,.0f} | {records:,.1f} | {kept:,.1f} | {nodes} "
+        f"| {rate:,.0f} | {days:,.2f} | {network:,.1f} |"
+    )
+
+
+def measured() -> dict[str, tuple[float, str]]:
+    """The constants, on one core of this machine."""
+    torch.set_num_threads(1)
+    model = backbones.load("embedded")
+    codec = make_codec(SETTINGS.codec, model.spec, model.tail)
+    tokens = noise(model, 256)
+    records = [codec.encode(one) for one in tokens]
+    with tempfile.TemporaryDirectory() as name, _opened(Path(name) / "leaf", model) as leaf:
+        for i in range(64):
+            leaf.learn_record(Lesson(records[i], f"thing {i % 20}"))
+        step = _milliseconds(
+            lambda i: leaf.learn_record(Lesson(records[i % 256], f"thing {i % 20}")), 64
+        )
+        route = _milliseconds(lambda i: image_vectors(model, codec.decode([records[i % 256]])), 32)
+        began = time.perf_counter()
+        assert leaf.divide((Path(name) / "a", Path(name) / "b")) is not None
+        copy = (time.perf_counter() - began) * 1000 / len(leaf)
+        leaf._save()
+        disk = sum(f.stat().st_size for f in (Path(name) / "leaf/checkpoint").rglob("*"))
+    return {
+        "record": (float(np.mean([len(r) for r in records])), "bytes"),
+        "step": (step, "ms of one core, to store and learn an example"),
+        "route": (route, "ms of one core, to decode a record and embed it for routing"),
+        "copy": (copy, "ms of one core, to move an example when its leaf splits"),
+        "leaf on disk": (float(disk), "bytes, the checkpoint of weights and optimiser"),
+    }
+
+
+@contextmanager
+def _opened(folder: Path, model: Backbone) -> Iterator[Leaf]:
+    with Leaf.open(folder, model=model, settings=SETTINGS) as leaf:
+        yield leaf
+
+
+def _milliseconds(work: Any, times: int) -> float:
+    began = time.perf_counter()
+    for i in range(times):
+        work(i)
+    return (time.perf_counter() - began) * 1000 / times
+
+
+def simulated(examples: int, capacity: int, dim: int, seed: int = 0) -> dict[str, float]:
+    """The tree itself, splits and all, over made-up vectors; no weights, no records.
+
+    Vectors come from clusters of very different sizes, as images do. Leaves are looked at after
+    each stretch of the stream, so one may hold a little over its capacity.
+    """
+    rng = np.random.default_rng(seed)
+    kinds = rng.normal(size=(1000, dim)).astype(np.float32)
+    shares = 1 / np.arange(1, 1001)
+    shares /= shares.sum()
+    routes = Routes.single(dim)
+    held: dict[int, list[Tensor]] = {0: []}
+    sizes: dict[int, int] = {0: 0}
+    seen = copied = 0
+    early: tuple[int, float] | None = None
+    while seen < examples:
+        stretch = int(min(examples - seen, max(200, min(20_000, capacity // 50 * len(sizes)))))
+        of = rng.choice(1000, stretch, p=shares)
+        fresh = kinds[of] + 0.5 * rng.normal(size=(stretch, dim)).astype(np.float32)
+        for leaf, part in _routed(routes, torch.from_numpy(fresh)):
+            held[leaf].append(part)
+            sizes[leaf] += len(part)
+        seen += stretch
+        todo = [leaf for leaf, size in sizes.items() if size > capacity]
+        while todo:
+            leaf = todo.pop()
+            own = torch.cat(held[leaf])
+            halves = two_means(own)
+            if halves is None:
+                continue
+            copied += len(own)
+            routes, new = routes.split(leaf, halves.centres)
+            del held[leaf], sizes[leaf]
+            for side, child in enumerate(new):
+                held[child] = [own[halves.side == side]]
+                sizes[child] = len(held[child][0])
+                if sizes[child] > capacity:
+                    todo.append(child)
+        if early is None and seen >= examples // 10:
+            early = seen, seen / (len(sizes) * capacity)
+    depths = _depths(routes)
+    assert early is not None
+    return {
+        "leaves": float(len(sizes)),
+        "fill": seen / (len(sizes) * capacity),
+        "copies": copied / seen,
+        "depth": sum(depths[leaf] * size for leaf, size in sizes.items()) / seen,
+        "early": early[0],
+        "early_fill": early[1],
+    }
+
+
+def _routed(routes: Routes, vectors: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Vectors by their leaf, all at once."""
+    todo = [(0 if routes.children else -1, vectors)]
+    while todo:
+        at, some = todo.pop()
+        if not len(some):
+            continue
+        if at < 0:
+            yield -1 - at, some
+            continue
+        side = nearer(some, routes.centres[at])
+        todo += [(routes.children[at][part], some[side == part]) for part in (0, 1)]
+
+
+def _depths(routes: Routes) -> dict[int, int]:
+    """Forks on the way to each leaf."""
+    found, todo = {}, [(0 if routes.children else -1, 0)]
+    while todo:
+        at, depth = todo.pop()
+        if at < 0:
+            found[-1 - at] = depth
+        else:
+            todo += [(child, depth + 1) for child in routes.children[at]]
+    return found
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    kinds = parser.add_subparsers(required=True)
+    one = kinds.add_parser("capacity")
+    one.add_argument("data", type=Path)
+    one.add_argument("--tasks", default="cifar100")
+    one.add_argument("--capacities", default="500,1000,2000,5000")
+    one.add_argument("--seeds", default="0")
+    one.add_argument("--device", default="cpu")
+    one.add_argument("--per-class", type=int)
+    one.add_argument("--validation", action="store_true")
+    one.add_argument("--plot", type=Path)
+    one.set_defaults(run=capacity)
+    one = kinds.add_parser("throughput")
+    one.add_argument("--leaves", default="1,2,4,8")
+    one.add_argument("--nodes", default="1,2")
+    one.add_argument("--lessons", type=int, default=200)
+    one.set_defaults(run=throughput)
+    one = kinds.add_parser("memory")
+    one.add_argument("--count", type=int, default=8, help="leaves")
+    one.add_argument("--steps", type=int, default=200)
+    one.set_defaults(run=memory)
+    one = kinds.add_parser("regions")
+    one.add_argument("data", type=Path)
+    one.add_argument("--tasks", default="caltech101,pets")
+    one.add_argument("--count", type=int, default=40, help="pictures of four")
+    one.add_argument("--device", default="cpu")
+    one.set_defaults(run=regions)
+    one = kinds.add_parser("billion")
+    one.add_argument("--simulate", type=int, default=10_000_000)
+    one.add_argument("--capacity", type=int, default=10_000)
+    one.add_argument("--dim", type=int, default=8)
+    one.set_defaults(run=billion)
+    given = parser.parse_args(words)
+    given.run(given)
+
+
+if __name__ == "__main__":
+    main()

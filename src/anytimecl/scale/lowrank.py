@@ -1,0 +1,62 @@
+"""A tuned tail as a thin difference from the original: what a leaf costs that only answers.
+
+Learning online moves a block a little, in few directions: each matrix becomes the original plus a
+product of two thin ones, in half precision. It is not exact, so nobody learns on from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Factors = tuple[Tensor, Tensor]  # [row, rank], [rank, column]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What learning changed; weights that did not change are not in it."""
+
+    matrices: dict[str, Factors]
+    vectors: dict[str, Tensor]
+
+    def restored(self, original: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tuned weights, as near as the rank allows."""
+        tuned = dict(original)
+        for name, (left, right) in self.matrices.items():
+            tuned[name] = original[name] + left.float() @ right.float()
+        for name, vector in self.vectors.items():
+            tuned[name] = original[name] + vector.float()
+        return tuned
+
+
+def compressed(
+    original: Mapping[str, Tensor], tuned: Mapping[str, Tensor], rank: int
+) -> Difference:
+    """The difference of two tails.
+
+    >>> one = {"w": torch.zeros(4, 3), "b": torch.zeros(4), "fixed": torch.ones(2)}
+    >>> other = {**one, "w": torch.ones(4, 1) @ torch.ones(1, 3), "b": torch.ones(4)}
+    >>> thin = compressed(one, other, rank=1)
+    >>> torch.allclose(thin.restored(one)["w"], other["w"], atol=1e-3), sorted(thin.vectors)
+    (True, ['b'])
+    """
+    matrices, vectors = {}, {}
+    for name, value in tuned.items():
+        change = value - original[name]
+        if not change.any():
+            continue
+        if change.ndim == 2 and min(change.shape) > rank:
+            u, s, v = torch.svd_lowrank(change, q=min(rank + 8, *change.shape), niter=4)
+            matrices[name] = (u[:, :rank] * s[:rank]).half(), v[:, :rank].T.half()
+        else:
+            vectors[name] = change.half()
+    return Difference(matrices, vectors)
+
+
+def size_of(thin: Difference) -> int:
+    """Bytes."""
+    pairs = [part for factors in thin.matrices.values() for part in factors]
+    return sum(part.nbytes for part in [*pairs, *thin.vectors.values()])
