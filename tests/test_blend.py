@@ -174,12 +174,15 @@ def test_the_gate_by_hand() -> None:
         tuned, original = TUNED[image], ORIGINAL[image]
         odds_tuned = sum(tuned[:3]) / tuned[3]
         odds_original = sum(original[:3]) / original[3]
-        mass = sum(original[:3]) * (odds_tuned / odds_original) ** trust
+        odds = odds_original * (odds_tuned / odds_original) ** trust
+        mass = min(1.0, odds * original[3])
         mixed = []
         for label in range(3):
             alpha = paired_by_hand(RECORDS[label])
             mixed.append(alpha * tuned[label] + (1 - alpha) * original[label])
-        shared = [min(1.0, mass) * value / sum(mixed) for value in mixed]
+        if max(mixed) / sum(mixed) * mass >= original[3]:  # a seen label wins
+            mass = max(mass, odds / (1 + odds))
+        shared = [mass * value / sum(mixed) for value in mixed]
         assert values == pytest.approx([*shared, original[3]], abs=1e-12)
 
 
@@ -189,6 +192,12 @@ def test_the_gate_leaves_seen_labels_alone_among_themselves() -> None:
     opinions = Opinions(*three, OPINIONS.other, RECORDS[:3], OVERALL)
     paired, gated = blend("paired", opinions), blend("gated", opinions)
     torch.testing.assert_close(gated, paired / paired.sum(1, keepdim=True))
+
+
+def test_where_both_models_are_sure_of_a_seen_label_so_is_the_answer() -> None:
+    sure = torch.tensor([[0.9996, 0.0004]]), torch.tensor([[0.9998, 0.0002]])
+    opinions = Opinions(*sure, torch.zeros(1), [Record(seen=1), Record()], Record(seen=1))
+    assert blend("gated", opinions)[0, 0] > 0.999
 
 
 def test_with_many_examples_the_gate_opens_as_far_as_the_original_model_says() -> None:

@@ -139,9 +139,15 @@ def gate(mixed: Tensor, opinions: Opinions, many: float = 10.0) -> Tensor:
         return mixed
     examples = opinions.column(lambda record: record.seen)[seen].mean()  # a label has
     trust = 1 / (1 + (examples / many) ** 2)
-    change = _odds(opinions.tuned, seen) - _odds(opinions.original, seen)
-    mass = (_total(opinions.original, seen).log() + trust * change).clamp(max=0.0).exp()
-    return torch.where(seen, mass * mixed / _total(mixed, seen), opinions.original)
+    before, after = _odds(opinions.original, seen), _odds(opinions.tuned, seen)
+    odds = before + trust * (after - before)
+    # Unseen labels keep what they have, so this is what the odds leave to the seen ones.
+    mass = (_total(opinions.original, ~seen).log() + odds).clamp(max=0.0).exp()
+    among_seen = mixed * seen / _total(mixed, seen)
+    # Where that is enough to win, they may as well have what they are believed to have.
+    wins = (mass * among_seen).amax(1) >= (opinions.original * ~seen).amax(1)
+    mass = torch.where(wins.unsqueeze(1), torch.maximum(mass, odds.sigmoid()), mass)
+    return torch.where(seen, mass * among_seen, opinions.original)
 
 
 def _odds(probabilities: Tensor, seen: Tensor) -> Tensor:
