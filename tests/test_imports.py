@@ -13,7 +13,7 @@ from importlinter.cli import lint_imports
 ROOT = Path(__file__).resolve().parents[1]
 
 # Extras, and what only some commands draw or load with.
-LATE = {"datasets", "fastapi", "gradio", "matplotlib", "pandas", "pyarrow", "ray", "river"}
+LATE = {"datasets", "fastapi", "matplotlib", "pandas", "pyarrow", "ray", "river"}
 LATE |= {"sklearn", "torchmetrics", "transformers", "uvicorn"}
 
 # Runs apart from this process, which has long imported everything and may be online.
