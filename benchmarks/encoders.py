@@ -31,7 +31,7 @@ from anytimecl.bench.scenarios import capped, data_incremental
 from anytimecl.bench.world import chunks, resident
 from anytimecl.blend import Estimates as PairEstimates
 from anytimecl.learner import Learner
-from anytimecl.scale.blend import BLENDS, Estimates, Panel, blend
+from anytimecl.scale.blend import BLENDS, Estimates, Panel, blend, softness
 from anytimecl.scale.encoder import ENCODER, EncoderStream, LayerRates, join
 from anytimecl.settings import Settings
 from anytimecl.stream import StreamLearner
@@ -172,7 +172,8 @@ def stages(task: Task, seed: int, rates: LayerRates | None = None) -> Iterator[t
             said(dino_learner, task.dino.asked, vectors, original=False),
         ]
         marks = [estimates.of(name) for name in task.names]
-        yield stage.name, Panel(found, marks, estimates.overall)
+        soft = softness(task.clip.model.spec.logit_scale, settings.learner.scale)
+        yield stage.name, Panel(found, marks, estimates.overall, soft)
 
 
 def readings(panel: Panel) -> dict[str, Tensor]:
@@ -189,6 +190,7 @@ def only(panel: Panel, chosen: Sequence[int]) -> Panel:
         [panel.probabilities[i] for i in chosen],
         [[marks[i] for i in chosen] for marks in panel.marks],
         [panel.overall[i] for i in chosen],
+        panel.softness,
     )
 
 

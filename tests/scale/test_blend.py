@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -97,3 +99,26 @@ def test_a_model_that_joins_later_starts_without_evidence() -> None:
 def test_models_need_names_of_their_own() -> None:
     with pytest.raises(ValueError, match="at least two"):
         many.Estimates(["original", "original"])
+
+
+def test_softening_leaves_unseen_labels_and_the_order_of_each_model_alone() -> None:
+    panel = panel_of_three({"cat": (3, 9, 6), "dog": (5, 5, 5)})
+    soft = replace(panel, softness=many.softness(100.0, 40.0))
+    assert soft.softness == 2.5
+    unseen = ~panel.seen
+    mixed = many.blend("gated", soft)
+    torch.testing.assert_close(mixed[:, unseen], panel.probabilities[0][:, unseen])
+    assert not torch.allclose(mixed, many.blend("gated", panel))
+    assert torch.equal(many.blend("ocw", soft), many.blend("ocw", panel))
+
+
+def test_two_who_agree_outvote_a_surer_third_when_softened() -> None:
+    estimates = many.Estimates(["original", "tuned", "dino"])
+    for turn in range(60):  # all equally good, and never wrong together
+        right = [turn % 3 == m for m in range(3)]
+        estimates.add(LABELS[turn % 2], dict(zip(estimates.models, right, strict=True)))
+    sure = torch.tensor([[0.999, 0.001]])
+    unsure = torch.tensor([[0.1, 0.9]])
+    marks = [estimates.of(y) for y in LABELS[:2]]
+    panel = many.Panel([sure, unsure, unsure], marks, estimates.overall)
+    assert many.blend("gated", replace(panel, softness=3.0)).argmax() == 1

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anytimecl import blend as pair
 from anytimecl.blend import EPSILON, ETA, TINY
 
-FEW = 5.0  # examples of a label up to which learned odds of seen labels count for half
 PRIOR = 20.0  # to one: trust in a model that began as the original, before any evidence
 SHARE = 10.0  # examples of a label that the evidence over all labels stands for
 SHARPNESS = 3.0
@@ -105,6 +105,7 @@ class Panel:
     probabilities: Sequence[Tensor]  # [model] of [image, label]; the original model's first
     marks: Sequence[Sequence[Mark]]  # [label][model]
     overall: Sequence[Mark]  # [model]
+    softness: float = 1.0  # temperature at which seen labels are weighed; see `softness`
 
     @property
     def seen(self) -> Tensor:
@@ -121,10 +122,26 @@ class Panel:
 def blend(name: str, panel: Panel) -> Tensor:
     """Probabilities [image, label]."""
     alpha = weights(name, panel)
-    original, *others = panel.probabilities
+    soft = [_softened(p, panel.softness if name == "gated" else 1.0) for p in panel.probabilities]
+    original, *others = soft
     mixed: Tensor = _total([a * p for a, p in zip(alpha, others, strict=True)])
     mixed = mixed + (1 - _total(alpha)) * original
     return gate(mixed, alpha, panel) if name == "gated" else mixed
+
+
+def softness(logit_scale: float, loss_scale: float | None) -> float:
+    """The temperature that takes a model's answers back to the scale at which it learned.
+
+    At the scale of its answers a tuned model is too sure: with two models the better one wins
+    anyway, with three the surest would outvote the other two.
+    """
+    return logit_scale / (loss_scale or logit_scale)
+
+
+def _softened(probabilities: Tensor, temperature: float) -> Tensor:
+    if temperature == 1.0:
+        return probabilities
+    return (probabilities.clamp_min(TINY).log() / temperature).softmax(1)
 
 
 def weights(name: str, panel: Panel) -> Tensor:
@@ -155,32 +172,13 @@ def shared(panel: Panel) -> Tensor:
 
 
 def gate(mixed: Tensor, alpha: Tensor, panel: Panel) -> Tensor:
-    """Share out among seen labels only what belongs to them, [image, label].
-
-    Whoever learns many examples of some labels forgets that there are others, so with many
-    examples a label the original model says what all seen labels together get.
-    """
-    seen = panel.seen
-    if not seen.any():
-        return mixed
+    """The gate of two models, with all that learned in the place of the tuned one."""
     original, *others = panel.probabilities
-    whole = alpha.mean(1) / alpha.mean(1).sum().clamp_min(TINY)  # [model but the first]
-    learned = _total([w * p for w, p in zip(whole, others, strict=True)])
-    examples = panel.column(lambda mark: mark.seen).amax(0)[seen].mean()
-    change = _odds(learned, seen) - _odds(original, seen)
-    mass = _mass(original, seen).log() + FEW / (FEW + examples) * change
-    mass = mass.clamp(max=0.0).exp()
-    return torch.where(seen, mass * mixed / _mass(mixed, seen), original)
-
-
-def _odds(probabilities: Tensor, seen: Tensor) -> Tensor:
-    """Log-odds [image, 1] of all seen labels against all unseen ones."""
-    return _mass(probabilities, seen).log() - _mass(probabilities, ~seen).log()
-
-
-def _mass(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """[image, 1], never quite zero."""
-    return (probabilities * labels).sum(1, keepdim=True).clamp_min(TINY)
+    share = alpha.mean(1) / alpha.mean(1).sum().clamp_min(TINY)  # [model but the first]
+    learned = _total([part * p for part, p in zip(share, others, strict=True)])
+    records = [pair.Record(seen=max(mark.seen for mark in marks)) for marks in panel.marks]
+    silent = original.new_zeros(len(original))
+    return pair.gate(mixed, pair.Opinions(learned, original, silent, records, pair.Record()))
 
 
 def _total(parts: Sequence[Tensor] | Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from anytimecl.errors import LabelError, ModelError
 from anytimecl.images import ImageSource, load_image
 from anytimecl.labels import clean_label, clean_labels
 from anytimecl.prediction import NONE_OF_THESE, Prediction
-from anytimecl.scale.blend import BLENDS, Estimates, Panel, blend
+from anytimecl.scale.blend import BLENDS, Estimates, Panel, blend, softness
 from anytimecl.student import Learned
 
 FILE = "ensemble.json"
@@ -110,7 +110,10 @@ class Ensemble:
         }
         said |= {name: _scored(member, loaded, asked) for name, member in self.others.items()}
         marks = [self.estimates.of(name) for name in asked]
-        values = blend(self.blend, Panel(list(said.values()), marks, self.estimates.overall))
+        scale = self.first.settings.learner.scale
+        soft = softness(self.first.backbone.spec.logit_scale, scale)
+        panel = Panel(list(said.values()), marks, self.estimates.overall, soft)
+        values = blend(self.blend, panel)
         found = [
             _prediction(i, asked, said, values[i].tolist(), one, threshold)
             for i, one in enumerate(firsts)
