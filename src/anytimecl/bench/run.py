@@ -175,7 +175,8 @@ def run(
     tell(f"{len(left):,} runs to do, {len(every) - len(left):,} done before")
     out.parent.mkdir(parents=True, exist_ok=True)
     for name in dict.fromkeys(cell.recipe for cell in left):
-        studios[name].prepare()
+        its_own = [cell.contestant for cell in left if cell.recipe == name]
+        studios[name].prepare([each for i, each in enumerate(its_own) if each not in its_own[:i]])
     failed = 0
     for number, line in enumerate(_lines(studios, left, jobs), start=1):
         with out.open("a", encoding="utf-8") as file:

@@ -17,7 +17,7 @@ from anytimecl.backbone import Backbone
 from anytimecl.bench import scenarios
 from anytimecl.bench.data import DataSet, Split, open_set
 from anytimecl.bench.features import features
-from anytimecl.bench.recipe import PER_TASK, Recipe
+from anytimecl.bench.recipe import PER_TASK, Contestant, Recipe
 from anytimecl.bench.records import Coded, coded, end_processes
 from anytimecl.bench.scenarios import Question, Stage
 from anytimecl.bench.world import World, resident
@@ -115,11 +115,11 @@ class Studio:
 
     # ----------------------------------------------------------------------------- on the device
 
-    def prepare(self) -> None:
-        """Encode whatever is not on disk yet."""
+    def prepare(self, contestants: Sequence[Contestant]) -> None:
+        """Encode whatever is not on disk yet and these will ask for."""
         for part in (*self.train.values(), *self.test.values()):
             features(part.split, self.backbone, part.chosen)
-        for each in self.recipe.methods:
+        for each in contestants:
             if each.codec is not None:
                 self.records(each.codec, each.components)
         end_processes()
