@@ -11,12 +11,13 @@ from tests import helpers
 
 from anytimecl.errors import LabelError, ModelError, StoreError
 from anytimecl.scale import tree as trees
-from anytimecl.scale.leaf import Leaf
+from anytimecl.scale.leaf import Leaf, Lesson
 from anytimecl.scale.leaves import Here, leaf_folder
 from anytimecl.scale.routes import Routes, nearer, two_means
 from anytimecl.scale.tree import TreeClassifier
 
 COUNT = 40
+MODEL = helpers.model()
 
 
 def grown(folder: Path, count: int = COUNT, **options: Any) -> TreeClassifier:
@@ -150,6 +151,29 @@ def test_sleeping_leaves_are_the_same_leaves(tmp_path: Path) -> None:
             if awake:
                 assert len(tree.leaves._open) == 1
     assert told[0] == told[1]
+
+
+def test_a_sleeping_leaf_answers_nearly_as_it_would_awake(tmp_path: Path) -> None:
+    asked = MODEL.encode([helpers.picture(number) for number in range(100, 106)])
+    vectors = MODEL.embed_labels(helpers.LABELS)
+    rank = min(MODEL.spec.tail.width, 64)
+    leaves = Here(tmp_path, MODEL, helpers.settings(), awake=1, rank=rank)
+    leaves.start([0, 1])
+    for number in range(20):
+        image, label = helpers.lesson(number)
+        record = leaves._use(0)._codec.encode(MODEL.encode([image])[0])
+        leaves.teach(0, Lesson(record, label)).result()
+    awake = leaves.ask(0, asked, helpers.LABELS, vectors).result()
+    leaves.teach(1, Lesson(record, "cat")).result()  # puts the first to sleep
+    assert list(leaves._open) == [1]
+    dream = leaves.ask(0, asked, helpers.LABELS, vectors).result()
+    assert list(leaves._open) == [1]  # nobody was woken
+    torch.testing.assert_close(dream.values, awake.values, atol=5e-3, rtol=0)
+    assert not torch.equal(dream.opinions.tuned, dream.opinions.original)
+    leaves.teach(0, Lesson(record, "cat")).result()
+    assert list(leaves._open) == [0]
+    assert 0 not in leaves._dreams
+    leaves.close()
 
 
 def test_images_that_are_all_alike_stay_together(tmp_path: Path) -> None:

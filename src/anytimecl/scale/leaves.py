@@ -15,6 +15,7 @@ from torch import Tensor
 
 from anytimecl.backbone import Backbone
 from anytimecl.scale.leaf import Answer, Leaf, Lesson
+from anytimecl.scale.lowrank import Dreaming
 from anytimecl.settings import Settings
 from anytimecl.student import Learned
 
@@ -75,7 +76,8 @@ class Here:
     """Leaves in this process, one after the other.
 
     At most `awake` of them are held in RAM, those used last: the rest are in their checkpoints, and
-    what is asked of one brings it back. So a hundred leaves need not cost a hundred blocks.
+    what is asked of one brings it back. So a hundred leaves need not cost a hundred blocks. With a
+    `rank`, one that sleeps answers from a difference of that rank, nearly as it would awake.
     """
 
     def __init__(
@@ -85,10 +87,15 @@ class Here:
         settings: Settings,
         *,
         awake: int | None = None,
+        rank: int | None = None,
         **options: Any,
     ) -> None:
         if awake is not None and awake < 1:
             raise ValueError(f"At least one leaf is awake, not {awake}.")
+        if rank is not None and settings.learner.tune != "block":
+            raise ValueError("A leaf that tunes a classifier cannot be kept as a difference.")
+        self._rank = rank
+        self._dreams: dict[int, Dreaming] = {}
         self._folder, self._backbone, self._settings = folder, backbone, settings
         self._awake, self._options = awake, options
         self._leaves: set[int] = set()
@@ -106,6 +113,10 @@ class Here:
     def ask(
         self, leaf: int, tokens: Tensor, labels: Sequence[str], vectors: Tensor
     ) -> Future[Answer]:
+        with self._lock:
+            dream = None if leaf in self._open else self._dreams.get(leaf)
+        if dream is not None:
+            return _done(lambda: dream.answer(tokens, labels, vectors))
         return _done(lambda: self._with(leaf, lambda it: it.answer(tokens, labels, vectors)))
 
     def call(self, leaf: int, method: str, *args: Any) -> Any:
@@ -114,6 +125,7 @@ class Here:
     def retire(self, leaf: int) -> None:
         with self._lock:
             self._leaves.discard(leaf)
+            self._dreams.pop(leaf, None)
             gone = self._open.pop(leaf, None)
             if gone is not None:
                 gone.close()
@@ -142,11 +154,17 @@ class Here:
                 found = Leaf.open(
                     place, model=self._backbone, settings=self._settings, **self._options
                 )
+                self._dreams.pop(leaf, None)
                 self._open[leaf] = found
                 while self._awake is not None and len(self._open) > self._awake:
-                    self._open.popitem(last=False)[1].close()
+                    self._sleep(*self._open.popitem(last=False))
             self._open.move_to_end(leaf)
             return self._open[leaf]
+
+    def _sleep(self, number: int, leaf: Leaf) -> None:
+        if self._rank is not None:
+            self._dreams[number] = Dreaming(leaf, self._rank)
+        leaf.close()
 
 
 def _done(work: Callable[[], T]) -> Future[T]:

@@ -1,16 +1,22 @@
-"""A tuned tail as a thin difference from the original: what a leaf costs that only answers.
+"""A tuned tail as a thin difference from the original: a leaf that sleeps and still answers.
 
 Learning online moves a block a little, in few directions: each matrix becomes the original plus a
-product of two thin ones, in half precision. It is not exact, so nobody learns on from it.
+product of two thin ones, in half precision. It is not exact, so nobody learns on from it: who
+teaches a sleeping leaf wakes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from anytimecl.blend import Estimates, Opinions, blend, weights
+from anytimecl.scale.leaf import Answer, Leaf
+from anytimecl.tail import embed
 
 Factors = tuple[Tensor, Tensor]  # [row, rank], [rank, column]
 
@@ -60,3 +66,32 @@ def size_of(thin: Difference) -> int:
     """Bytes."""
     pairs = [part for factors in thin.matrices.values() for part in factors]
     return sum(part.nbytes for part in [*pairs, *thin.vectors.values()])
+
+
+class Dreaming:
+    """What stays of a leaf that sleeps: enough to answer."""
+
+    def __init__(self, leaf: Leaf, rank: int) -> None:
+        student = leaf._student
+        self._spec, self._blend = leaf.backbone.spec, leaf.settings.blend
+        self._original = student.learner.original
+        self._thin = compressed(self._original, student.learner.params, rank)
+        self._other = student.learner.other_logit.clone()
+        self._estimates = Estimates.restored(student.estimates.state())
+
+    @torch.no_grad()
+    def answer(self, tokens: Tensor, labels: Sequence[str], vectors: Tensor) -> Answer:
+        """What the leaf would say, nearly."""
+        records = [self._estimates.of(label) for label in labels]
+        original = self._logits(self._original, tokens, vectors).softmax(1)
+        tuned, none = original, original.new_zeros(len(original))
+        if any(record.seen for record in records):
+            logits = self._logits(self._thin.restored(self._original), tokens, vectors)
+            other = self._other.expand(len(logits), 1)
+            tuned, none = logits.softmax(1), torch.cat([logits, other], 1).softmax(1)[:, -1]
+        opinions = Opinions(tuned, original, none, records, self._estimates.overall)
+        return Answer(opinions, weights(self._blend, opinions), blend(self._blend, opinions))
+
+    def _logits(self, params: Mapping[str, Tensor], tokens: Tensor, vectors: Tensor) -> Tensor:
+        features = F.normalize(embed(params, self._spec.tail, tokens), dim=-1)
+        return self._spec.logit_scale * features @ vectors.T
