@@ -169,20 +169,22 @@ def test_every_blend_by_hand(name: str) -> None:
 
 def test_the_gate_by_hand() -> None:
     """Three seen labels of 7/3 examples each share what odds of their own say, the fourth stays."""
-    trust = 1 / (1 + ((4 + 2 + 1) / 3 / 10) ** 2)
+    few = 1 / (1 + ((4 + 2 + 1) / 3 / 10) ** 2)
     for image, values in enumerate(blend("gated", OPINIONS).tolist()):
         tuned, original = TUNED[image], ORIGINAL[image]
         odds_tuned = sum(tuned[:3]) / tuned[3]
         odds_original = sum(original[:3]) / original[3]
-        odds = odds_original * (odds_tuned / odds_original) ** trust
-        mass = min(1.0, odds * original[3])
-        mixed = []
+        mixed, odds = [], []
         for label in range(3):
             alpha = paired_by_hand(RECORDS[label])
             mixed.append(alpha * tuned[label] + (1 - alpha) * original[label])
-        if max(mixed) / sum(mixed) * mass >= original[3]:  # a seen label wins
-            mass = max(mass, odds / (1 + odds))
-        shared = [mass * value / sum(mixed) for value in mixed]
+            trust = 1 - min(1.0, 2 * RECORDS[label].original) * (1 - few)
+            odds.append(odds_original * (odds_tuned / odds_original) ** trust)
+        shares = [value / sum(mixed) for value in mixed]
+        masses = [min(1.0, o * original[3]) for o in odds]
+        if max(m * s for m, s in zip(masses, shares, strict=True)) >= original[3]:  # seen wins
+            masses = [max(m, o / (1 + o)) for m, o in zip(masses, odds, strict=True)]
+        shared = [m * s for m, s in zip(masses, shares, strict=True)]
         assert values == pytest.approx([*shared, original[3]], abs=1e-12)
 
 
@@ -200,8 +202,18 @@ def test_where_both_models_are_sure_of_a_seen_label_so_is_the_answer() -> None:
     assert blend("gated", opinions)[0, 0] > 0.999
 
 
+def test_a_label_that_the_original_model_never_knows_is_not_judged_by_it() -> None:
+    """However many examples it has."""
+    tuned, original = torch.tensor([[0.99, 0.01]]), torch.tensor([[0.01, 0.99]])
+    records = [Record(seen=1000, tuned=0.9, original=0.0, tuned_alone=50.0), Record()]
+    opinions = Opinions(tuned, original, torch.zeros(1), records, Record(seen=1000))
+    assert blend("gated", opinions).argmax() == 0
+    records[0].original = 0.9
+    assert blend("gated", opinions).argmax() == 1
+
+
 def test_with_many_examples_the_gate_opens_as_far_as_the_original_model_says() -> None:
-    records = [Record(seen=10**9, tuned_alone=3.0)] * 3 + [Record()]
+    records = [Record(seen=10**9, original=0.5, tuned_alone=3.0)] * 3 + [Record()]
     opinions = dataclasses.replace(OPINIONS, records=records)
     torch.testing.assert_close(blend("gated", opinions).sum(1), torch.ones(2, dtype=torch.float64))
 

@@ -132,15 +132,17 @@ def gate(mixed: Tensor, opinions: Opinions, many: float = 10.0) -> Tensor:
 
     Whoever learns many examples of some labels forgets that there are others: the tuned model
     comes to give the seen labels everything. With few examples each, its odds of seen against
-    unseen labels are the better ones; with many, the original model's are.
+    unseen labels are the better ones; with many, the original model's are, as far as it knows the
+    label at all.
     """
     seen = opinions.seen
     if not seen.any():
         return mixed
     examples = opinions.column(lambda record: record.seen)[seen].mean()  # a label has
-    trust = 1 / (1 + (examples / many) ** 2)
+    knows = (2 * opinions.column(lambda record: record.original)).clamp(max=1.0)  # [label]
+    trust = 1 - knows * (1 - 1 / (1 + (examples / many) ** 2))  # in the tuned model's odds
     before, after = _odds(opinions.original, seen), _odds(opinions.tuned, seen)
-    odds = before + trust * (after - before)
+    odds = before + trust * (after - before)  # [image, label]
     # Unseen labels keep what they have, so this is what the odds leave to the seen ones.
     mass = (_total(opinions.original, ~seen).log() + odds).clamp(max=0.0).exp()
     among_seen = mixed * seen / _total(mixed, seen)
