@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -103,6 +104,8 @@ def test_learning_nothing_changes_nothing() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="There is no GPU to capture a graph on.")
-def test_the_captured_graph_is_the_eager_step() -> None:
+def test_the_captured_graph_is_the_eager_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In single precision; on tensor cores, small gradients may change sign."""
+    monkeypatch.setattr(stream, "_tensor_cores", contextlib.nullcontext)
     chosen = settings(seed=3)
     check_same(streamed(chosen, device="cuda"), taught(range(COUNT), settings=chosen)._student)
