@@ -8,6 +8,7 @@ has a key, so it teaches once.
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import threading
 import time
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from anytimecl.backbone import Backbone, Spec
@@ -30,7 +32,8 @@ from anytimecl.scale.told import LabelFile, ToldBackbone, _no_trunk
 from anytimecl.settings import Settings
 from anytimecl.student import Learned
 
-READY = 120.0  # seconds that a leaf may take to open its memory
+READY = 300.0  # seconds that a leaf may take to open its memory
+TAIL = "tail.safetensors"  # the original weights, for leaves that have no model of their own
 AGAIN = 1.0  # seconds between two attempts to start a leaf
 
 
@@ -48,16 +51,14 @@ def import_ray() -> Any:
 class LeafHost:
     """What runs in the actor: one leaf, its memory and its weights."""
 
-    def __init__(
-        self, folder: str, leaf: int, spec: dict[str, Any], tail: dict[str, Any], settings: str
-    ) -> None:
+    def __init__(self, folder: str, leaf: int, spec: dict[str, Any], settings: str) -> None:
         torch.set_num_threads(1)  # a step is too small to share
         self._leaf = Leaf.open(
             leaf_folder(Path(folder), leaf),
             model=ToldBackbone(
                 Spec.from_dict(spec),
                 _no_trunk,
-                {name: torch.tensor(value) for name, value in tail.items()},
+                load_file(Path(folder) / TAIL),
                 text=None,
                 told=LabelFile(Path(folder)),
             ),
@@ -113,7 +114,7 @@ class OnRay:
             self._ray.init(address=address, log_to_driver=False)
         self._folder, self._backbone, self._settings = folder.resolve(), backbone, settings
         self._told = LabelFile(self._folder)
-        self._tail = self._ray.put({name: t.cpu().numpy() for name, t in backbone.tail.items()})
+        _write_tail(backbone, self._folder)
         self._host = self._ray.remote(
             num_cpus=cpus, concurrency_groups={"learn": 1, "ask": 2}, max_restarts=0
         )(LeafHost)
@@ -260,7 +261,6 @@ class OnRay:
                 str(self._folder),
                 seat.leaf,
                 self._backbone.spec.to_dict(),
-                self._tail,
                 self._settings.to_json(),
             )
             try:
@@ -305,6 +305,12 @@ class OnRay:
         except (self._ray.exceptions.RayError, TimeoutError):
             pass
         self._ray.kill(actor)
+
+
+def _write_tail(backbone: Backbone, folder: Path) -> None:
+    draft = folder / f".{TAIL}-new"
+    save_file({name: t.cpu().contiguous() for name, t in backbone.tail.items()}, draft)
+    os.replace(draft, folder / TAIL)
 
 
 def on_ray(**options: Any) -> Any:
