@@ -176,7 +176,10 @@ def gate(mixed: Tensor, alpha: Tensor, panel: Panel) -> Tensor:
     original, *others = panel.probabilities
     share = alpha.mean(1) / alpha.mean(1).sum().clamp_min(TINY)  # [model but the first]
     learned = _total([part * p for part, p in zip(share, others, strict=True)])
-    records = [pair.Record(seen=max(mark.seen for mark in marks)) for marks in panel.marks]
+    records = [
+        pair.Record(seen=max(mark.seen for mark in marks), original=marks[0].right)
+        for marks in panel.marks
+    ]
     silent = original.new_zeros(len(original))
     return pair.gate(mixed, pair.Opinions(learned, original, silent, records, pair.Record()))
 
