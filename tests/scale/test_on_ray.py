@@ -21,6 +21,7 @@ from anytimecl.scale.on_ray import OnRay, on_ray
 from anytimecl.scale.router import connect
 from anytimecl.scale.tree import TreeClassifier
 
+# A leaf that is to start on a dying node warns and tries again; Ray has warnings of its own.
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("default")]
 
 LEAVES, NODES = 8, 3
@@ -29,8 +30,9 @@ ASKED = [helpers.picture(number) for number in range(1000, 1060)]
 
 
 @pytest.fixture
-def cluster() -> Iterator[Any]:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A head that runs no leaf, and three nodes that do."""
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # or a busy machine would never get to them
     try:
         import ray
         from ray.cluster_utils import Cluster
