@@ -52,8 +52,10 @@ format: $(STAMP)
 test: setup lint
 	$(BIN)/python -m pytest -m 'not e2e and not slow' $(ARGS)
 
-# The browser is Debian's own; where it is missing and this is root, it is installed.
+# The browser is Debian's own; where it is missing and this is root, it is installed. Ray comes here, not before:
+# nothing else needs it, and it is large.
 test-e2e: setup
+	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) --no-build-isolation -e '.[scale]'
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 	  && echo 'Installing chromium ...' && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || { \
 	  echo 'The page is tested in chromium, and there is none. As root: apt-get install chromium'; exit 1; } >&2
