@@ -139,6 +139,7 @@ def test_everything_else_a_person_does(browser: Any, serve: Serve, photos: Path)
 
         # By keyboard alone: labels, a file, a lesson by number, a label of one's own.
         add_labels(page, "castle, pagoda")
+        page.wait_for_selector("#chips li:nth-child(2)")
         page.focus("#drop")
         with page.expect_file_chooser() as chooser:
             page.keyboard.press("Enter")
