@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -22,6 +21,7 @@ from anytimecl.backbone import Backbone, Spec
 from anytimecl.backbone import load as load_backbone
 from anytimecl.blend import Opinions, blend, weights
 from anytimecl.checkpoint import Checkpoint
+from anytimecl.closing import Closing
 from anytimecl.codec import ImageBytes, make_codec
 from anytimecl.codec.image import file_of
 from anytimecl.errors import AnytimeError, LabelError, StoreError
@@ -90,13 +90,15 @@ class LabelStats(NamedTuple):
     weight: float  # of the tuned model in the blend
 
 
-class AnytimeClassifier:
+class AnytimeClassifier(Closing):
     """Open-vocabulary image classification that learns from every single labelled image.
 
     Threads: any number may predict while others learn. Learning happens one example at a time, in
     the order of arrival; a prediction waits for at most one update and never sees half of one.
     One process at a time owns a memory.
     """
+
+    student_type: type[Student] = Student
 
     def __init__(
         self,
@@ -373,17 +375,6 @@ class AnytimeClassifier:
                 self._keeper.close()
                 self.memory.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _asked(self, labels: Sequence[str] | None) -> _Asked:
         """The labels to choose from. A long list is often asked again, so the last one is kept."""
         if labels is None:
@@ -464,7 +455,9 @@ class AnytimeClassifier:
 
         With `keep`, checkpoints are written on the way: whoever stops it has not to start again.
         """
-        student = Student(self.backbone, self._codec, self.memory, self.settings, self._lock)
+        student = self.student_type(
+            self.backbone, self._codec, self.memory, self.settings, self._lock
+        )
         if saved is not None:
             self.memory.admit_loss(saved.event)
             student.restore(saved)

@@ -154,7 +154,7 @@ class StreamLearner:
 
     def _original_logits(self, indices: Sequence[int]) -> Tensor:
         chosen = torch.tensor(indices, device=self._target.device)
-        return self.learner.original_logits(_pick(self._examples, chosen), self._vectors)
+        return self.learner.original_logits(pick(self._examples, chosen), self._vectors)
 
     def _captured(self) -> Callable[[], None]:
         """The step as one graph, where there is a GPU."""
@@ -228,7 +228,7 @@ class StreamLearner:
         chosen, weight, known = (table.index_select(0, self._turn)[0] for table in self._tables)
         mask = torch.where(self._columns < known, 0.0, -torch.inf)
         target = self._target.index_select(0, chosen)
-        tokens = _pick(self._examples, chosen)
+        tokens = pick(self._examples, chosen)
         return Batch(tokens, target, self._vectors, self._columns, mask, weight)
 
     def _score(self, logits: Tensor, target: Tensor) -> None:
@@ -278,7 +278,7 @@ def _factored(patches: LowRank) -> Factored:
     )
 
 
-def _pick(examples: Tensor | Seen, chosen: Tensor) -> Tensor | Seen:
+def pick(examples: Tensor | Seen, chosen: Tensor) -> Tensor | Seen:
     """Some of them, in single precision."""
     if isinstance(examples, Tensor):
         return examples.index_select(0, chosen).float()

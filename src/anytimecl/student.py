@@ -47,6 +47,8 @@ class Learned(NamedTuple):
 class Student:
     """The learner, its estimates, its sampler and its labels. One thread at a time may teach."""
 
+    learner_type: type[Learner] = Learner
+
     def __init__(
         self, backbone: Backbone, codec: Codec, memory: Memory, settings: Settings, lock: TurnLock
     ) -> None:
@@ -55,7 +57,7 @@ class Student:
         self.memory = memory
         self.settings = settings
         self.lock = lock  # held while writing, so that no reader sees half an update
-        self.learner = Learner(backbone.spec, backbone.tail, settings.learner)
+        self.learner = self.learner_type(backbone.spec, backbone.tail, settings.learner)
         self.estimates = Estimates(settings.eta)
         self.sampler = SAMPLERS[settings.sampler]()
         self.labels: list[str] = []  # seen, in order of first appearance
@@ -134,7 +136,7 @@ class Student:
         config = self.settings.learner
         size = min(config.offline_batch, len(ids))
         steps = epochs * -(-len(ids) // size) if ids else 0
-        copy = Learner(self.backbone.spec, self.backbone.tail, config)
+        copy = self.learner_type(self.backbone.spec, self.backbone.tail, config)
         copy.restore(self.learner.state())
         optimiser = AdamW(copy.trainable(), config.weight_decay)
         for number, chosen in enumerate(_epochs(ids, size, epochs, Random(event))):

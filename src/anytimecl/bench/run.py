@@ -35,8 +35,9 @@ from anytimecl.bench.methods import METHODS, Method
 from anytimecl.bench.recipe import Cell, Recipe, cells, read_recipe
 from anytimecl.bench.scenarios import Question
 from anytimecl.bench.studio import Shelf, Studio
-from anytimecl.bench.world import CHUNK, pick
+from anytimecl.bench.world import CHUNK
 from anytimecl.errors import AnytimeError, ModelError, StoreError
+from anytimecl.stream import pick
 
 Line = dict[str, Any]
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anytimecl.backbone.spec import Spec
-from anytimecl.tail import Dense, Params, Patches, Seen, embed, look
+from anytimecl.stream import pick
+from anytimecl.tail import Dense, Params, Seen, embed, look
 
 CHUNK = 512  # images that a tail looks at in one go
 
@@ -86,15 +87,6 @@ def _pieces(tokens: Sequence[NDArray[np.float16]]) -> Iterator[tuple[int, Tensor
             part = np.array(array[start : start + CHUNK])  # read from disk here
             yield place, torch.from_numpy(part)
             place += len(part)
-
-
-def pick(examples: Tensor | Seen, chosen: Tensor) -> Tensor | Seen:
-    """Some examples, in single precision."""
-    if isinstance(examples, Tensor):
-        return examples.index_select(0, chosen).float()
-    parts = [part.index_select(0, chosen).float() for part in examples.patches]
-    patches: Patches = type(examples.patches)(*parts)
-    return Seen(examples.cls.index_select(0, chosen).float(), patches)
 
 
 def chunks(examples: Tensor | Seen, size: int = CHUNK) -> Iterator[Tensor | Seen]:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import time_ns
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
+from anytimecl.closing import Closing
 from anytimecl.errors import StoreError
 from anytimecl.memory.cache import Cache
 from anytimecl.memory.contract import Event, Example, Row, StoreWarning
@@ -29,7 +30,7 @@ CACHE_BYTES = 1 << 30
 _AT_ONCE = 10_000  # rows that an iterator takes while others wait
 
 
-class Store:
+class Store(Closing):
     """A `Memory` over one connection, made by `open_memory`.
 
     Every method may be called from any thread of the process that opened it; calls take turns.
@@ -342,17 +343,6 @@ class Store:
             self._db = None
             self.records.cache.clear()
             self._release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 if TYPE_CHECKING:

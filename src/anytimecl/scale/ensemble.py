@@ -13,8 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -23,6 +22,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from anytimecl.classifier import AnytimeClassifier
+from anytimecl.closing import Closing
 from anytimecl.errors import LabelError, ModelError
 from anytimecl.images import ImageSource, load_image
 from anytimecl.labels import clean_label, clean_labels
@@ -44,7 +44,7 @@ class EnsemblePrediction(Prediction):
     models: dict[str, dict[str, float]] = field(default_factory=dict, repr=False)
 
 
-class Ensemble:
+class Ensemble(Closing):
     """A classifier, and others beside it.
 
     `folder` keeps what is known of each model; the classifiers keep their own examples.
@@ -136,17 +136,6 @@ class Ensemble:
         for member in (self.first, *self.others.values()):
             if isinstance(member, AnytimeClassifier):
                 member.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _scored(member: Member, images: Sequence[PIL.Image.Image], labels: Sequence[str]) -> Tensor:

@@ -14,10 +14,10 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from anytimecl.backbone import Backbone
+from anytimecl.closing import Closing
 from anytimecl.codec import Codec
 from anytimecl.errors import AnytimeError, LabelError, ModelError, StoreError
 from anytimecl.images import ImageSource, load_image
@@ -97,7 +97,7 @@ def straight_to(teacher: Teacher) -> Send:
     return send
 
 
-class EdgeClient:
+class EdgeClient(Closing):
     """Encodes, compresses, keeps and sends.
 
     `fingerprint` is that of the model on the other side, where it is known: features of another
@@ -196,14 +196,3 @@ class EdgeClient:
     def close(self) -> None:
         """Let go of the outbox; what waits in it stays."""
         self._db.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from anytimecl.backbone import Backbone
 from anytimecl.backbone import load as load_backbone
+from anytimecl.closing import Closing
 from anytimecl.codec import make_codec
 from anytimecl.errors import LabelError, ModelError, StoreError
 from anytimecl.images import ImageSource, load_image
@@ -53,7 +53,7 @@ class TreePrediction(Prediction):
         return bool(self.missing)
 
 
-class TreeClassifier:
+class TreeClassifier(Closing):
     """`AnytimeClassifier` over as many leaves as its examples need.
 
     `capacity` is how many examples a leaf holds before it becomes two; None: there is one leaf.
@@ -326,17 +326,6 @@ class TreeClassifier:
         """Wait for what is on its way, and let go of everything."""
         self.settle()
         self.leaves.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _gathered(
