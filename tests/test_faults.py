@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 from random import Random
 
 import pytest
+from tests.disks import with_ballast, with_limit
 from tests.helpers import differing, knowledge, lesson, lessons, model, picture, settings, taught
 
 from anytimecl.classifier import AnytimeClassifier
@@ -126,58 +125,15 @@ classifier.close()
 print("done")
 """
 
-LIMIT = """
-import resource
-
-def full():
-    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, resource.RLIM_INFINITY))
-
-def room():
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-"""
-
-BALLAST = """
-import os
-import sys
-
-name = sys.argv[1] + "/ballast"
-
-def full():
-    with open(name, "wb", buffering=0) as file:
-        try:
-            while os.statvfs(name).f_bavail > 6:
-                file.write(bytes(4096))
-        except OSError:
-            pass
-
-def room():
-    os.remove(name)
-"""
-
-
-def run(code: list[str]) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(code, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "done\n"
-
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such limits")
 def test_files_that_may_not_grow(tmp_path: Path) -> None:
-    run([sys.executable, "-c", LIMIT + SCRIPT, str(tmp_path)])
+    with_limit(SCRIPT, 30_000, tmp_path)
 
 
 @pytest.mark.slow
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
-    mounting = f"mount -t tmpfs -o size=4m none '{tmp_path}'"
-    alone = ["unshare", "-m", "sh", "-c"]  # a mount that ends with its process
-    if (
-        not shutil.which("unshare")
-        or subprocess.run([*alone, mounting], capture_output=True).returncode
-    ):
-        pytest.skip("no small disk can be made here")
-    python = f"{mounting} && exec '{sys.executable}' -c \"$0\" '{tmp_path}'"
-    run([*alone, python, BALLAST + SCRIPT])
+    with_ballast(SCRIPT, 6, tmp_path)
 
 
 # Damage

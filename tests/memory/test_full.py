@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.disks import with_ballast, with_limit
 
-# Runs apart: limits and mounts hold for a whole process. `full` and `room` come before it.
+# Runs apart, with `full` and `room` before it.
 SCRIPT = """
 import sys
 import warnings
@@ -80,56 +79,12 @@ check(stored)
 print("done")
 """
 
-LIMIT = """
-import resource
-from pathlib import Path
-import sys
-
-def full():
-    # The log, which begins anew after `forget`, cannot reach what the database has already.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-
-def room():
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-"""
-
-BALLAST = """
-import os
-import sys
-
-name = sys.argv[1] + "/ballast"
-
-def full():
-    with open(name, "wb", buffering=0) as file:
-        try:
-            while os.statvfs(name).f_bavail > 8:
-                file.write(bytes(4096))
-        except OSError:
-            pass
-
-def room():
-    os.remove(name)
-"""
-
-
-def run(code: list[str]) -> None:
-    done = subprocess.run(code, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "done\n"
-
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such limits")
 def test_files_that_may_not_grow(tmp_path: Path) -> None:
-    run([sys.executable, "-c", LIMIT + SCRIPT, str(tmp_path)])
+    # The log, which begins anew after `forget`, cannot reach what the database has already.
+    with_limit(SCRIPT, 100_000, tmp_path)
 
 
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
-    mounting = f"mount -t tmpfs -o size=4m none '{tmp_path}'"
-    alone = ["unshare", "-m", "sh", "-c"]  # a mount that ends with its process
-    if (
-        not shutil.which("unshare")
-        or subprocess.run([*alone, mounting], capture_output=True).returncode
-    ):
-        pytest.skip("no small disk can be made here")
-    python = f"{mounting} && exec '{sys.executable}' -c \"$0\" '{tmp_path}'"
-    run([*alone, python, BALLAST + SCRIPT])
+    with_ballast(SCRIPT, 8, tmp_path)
