@@ -103,7 +103,7 @@ def embed(params: Params, spec: TailSpec, tokens: Tensor | Seen) -> Tensor:
 
 def look(tokens: Tensor, eps: float) -> Seen:
     """Tokens [batch, token, width] as the last block sees them."""
-    return Seen(tokens[:, 0], Dense(normalise(tokens[:, 1:], eps)))
+    return Seen(tokens[:, 0], Dense(normalise(tokens, eps)[:, 1:]))
 
 
 def normalise(x: Tensor, eps: float) -> Tensor:
