@@ -128,38 +128,39 @@ def weights(name: str, opinions: Opinions) -> Tensor:
 
 
 def gate(mixed: Tensor, opinions: Opinions, many: float = 10.0) -> Tensor:
-    """Share out among seen labels only what belongs to them, [image, label].
+    """Weigh all seen labels together against the unseen ones, [image, label].
 
     Whoever learns many examples of some labels forgets that there are others: the tuned model
-    comes to give the seen labels everything. With few examples each, its odds of seen against
-    unseen labels are the better ones; with many, the original model's are, as far as it knows the
-    label at all.
+    comes to give the seen labels everything. With few examples each, it knows best whether a seen
+    label leads or an unseen one; with many, the original model does, as far as it knows the label
+    at all.
     """
     seen = opinions.seen
     if not seen.any():
         return mixed
     examples = opinions.column(lambda record: record.seen)[seen].mean()  # a label has
     knows = (2 * opinions.column(lambda record: record.original)).clamp(max=1.0)  # [label]
-    trust = 1 - knows * (1 - 1 / (1 + (examples / many) ** 2))  # in the tuned model's odds
-    before, after = _odds(opinions.original, seen), _odds(opinions.tuned, seen)
-    odds = before + trust * (after - before)  # [image, label]
-    # Unseen labels keep what they have, so this is what the odds leave to the seen ones.
-    mass = (_total(opinions.original, ~seen).log() + odds).clamp(max=0.0).exp()
-    among_seen = mixed * seen / _total(mixed, seen)
+    trust = 1 - knows * (1 - 1 / (1 + (examples / many) ** 2))  # in the tuned model's judgement
+    before, after = _lead(opinions.original, seen), _lead(opinions.tuned, seen)
+    lead = before + trust * (after - before)  # [image, label]
+    among_seen = mixed * seen / (mixed * seen).sum(1, keepdim=True).clamp_min(TINY)
+    # Unseen labels keep what they have. With this much for the seen ones, their best would tie.
+    tie = _best(opinions.original, ~seen) / _best(among_seen, seen)
+    mass = torch.minimum(tie * lead.exp(), (1.01 * tie).clamp(min=1.0))
     # Where that is enough to win, they may as well have what they are believed to have.
     wins = (mass * among_seen).amax(1) >= (opinions.original * ~seen).amax(1)
-    mass = torch.where(wins.unsqueeze(1), torch.maximum(mass, odds.sigmoid()), mass)
+    mass = torch.where(wins.unsqueeze(1), torch.maximum(mass, lead.sigmoid()), mass)
     return torch.where(seen, mass * among_seen, opinions.original)
 
 
-def _odds(probabilities: Tensor, seen: Tensor) -> Tensor:
-    """Log-odds [image, 1] of all seen labels against all unseen ones."""
-    return _total(probabilities, seen).log() - _total(probabilities, ~seen).log()
+def _lead(probabilities: Tensor, seen: Tensor) -> Tensor:
+    """Log-odds [image, 1] of the best seen label against the best unseen one."""
+    return _best(probabilities, seen).log() - _best(probabilities, ~seen).log()
 
 
-def _total(probabilities: Tensor, labels: Tensor) -> Tensor:
+def _best(probabilities: Tensor, labels: Tensor) -> Tensor:
     """[image, 1], never quite zero."""
-    return (probabilities * labels).sum(1, keepdim=True).clamp_min(TINY)
+    return (probabilities * labels).amax(1, keepdim=True).clamp_min(TINY)
 
 
 def paired(opinions: Opinions, prior: float = 20.0, share: float = 10.0) -> Tensor:

@@ -212,16 +212,19 @@ class StreamLearner:
 
         return one
 
-    def _late(self) -> tuple[Gradients, Seen, Attended]:
+    def _late(self) -> tuple[Gradients, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The first half; what the second needs leaves as plain tuples, as compilers want it."""
         question = self.learner.question(self._batch())
         logits, gradients, attended = late_step(
             self.learner.params, self.learner.other, self.learner.spec.tail, question
         )
         self._score(logits, question.target)
-        return gradients, question.seen, attended
+        return gradients, (question.seen.cls, *question.seen.patches), tuple(attended)
 
-    def _early(self, seen: Seen, attended: Attended) -> Gradients:
-        return early_step(self.learner.params, self.learner.spec.tail, seen, attended)
+    def _early(self, seen: tuple[Tensor, ...], attended: tuple[Tensor, ...]) -> Gradients:
+        patches = Factored(*seen[1:]) if len(seen) > 2 else Dense(*seen[1:])
+        own = Seen(seen[0], patches)
+        return early_step(self.learner.params, self.learner.spec.tail, own, Attended(*attended))
 
     def _batch(self) -> Batch:
         """This turn's."""

@@ -20,6 +20,8 @@ from anytimecl.backbone.spec import TailSpec
 from anytimecl.backbone.trunk import activate
 from anytimecl.tail import Params, Seen, normalise
 
+_ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+
 
 class Thin(NamedTuple):
     """The gradient of a weight: for each head its rows are `left^T @ right`."""
@@ -194,12 +196,19 @@ def _attend(p: Mapping[str, Tensor], spec: TailSpec, seen: Seen) -> Attended:
 
 def _dot(own: Tensor, seen: Seen, query: Tensor) -> Tensor:
     """Queries [batch, head, width] with the class token and the patches: [batch, head, token]."""
-    return torch.cat([query @ own.unsqueeze(-1), seen.patches.dot(query)], -1)
+    if query.is_cuda:  # a compiler fuses this; a CPU would pass over the queries twice
+        first = (query * own.unsqueeze(1)).sum(-1, keepdim=True)
+    else:
+        first = query @ own.unsqueeze(-1)
+    return torch.cat([first, seen.patches.dot(query)], -1)
 
 
 def _mix(own: Tensor, seen: Seen, weights: Tensor) -> Tensor:
     """Class token and patches in those shares [batch, head, token]: [batch, head, width]."""
-    return seen.patches.mix(weights[..., 1:]).baddbmm_(weights[..., :1], own.unsqueeze(1))
+    patches = seen.patches.mix(weights[..., 1:])
+    if patches.is_cuda:  # as in `_dot`
+        return weights[..., :1] * own.unsqueeze(1) + patches
+    return patches.baddbmm_(weights[..., :1], own.unsqueeze(1))
 
 
 def _keys_and_values(p: Mapping[str, Tensor], spec: TailSpec) -> tuple[Tensor, Tensor]:
@@ -269,7 +278,7 @@ def _linear(p: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 def _across(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`; on a CPU by oneDNN, which is half as fast again where the batch is this thin."""
-    if x.is_cuda or x.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+    if x.is_cuda or x.dtype != torch.float32 or not _ONEDNN:
         return F.linear(x, weight, bias)
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return found
