@@ -195,6 +195,35 @@ def test_invented_methods_and_paths_do_not_fill_the_metrics(service: Service) ->
     assert 'method="other",route="other"' in told
 
 
+def refused(service: Service) -> dict[str, float]:
+    """What the metrics say of requests turned away, by status."""
+    told = service.client.get("/metrics", headers=bearer(READ)).text
+    found = re.findall(r'^anytimecl_refused_total\{why="(\d+)"\} (.+)$', told, re.MULTILINE)
+    return {why: float(count) for why, count in found}
+
+
+def test_whoever_is_turned_away_is_counted_wherever_that_happens() -> None:
+    with opened(None, TOKENS, upload_bytes=20_000, encode_waiting=1) as service:
+        client, write = service.client, bearer(WRITE)
+        assert client.get("/v1/stats").status_code == 401
+        assert client.post("/v1/learn", json=LEARN, headers=bearer(READ)).status_code == 403
+        typed = {"Content-Type": "application/json"} | write
+        by_head = client.post("/v1/learn", content=b" " * 30_000, headers=typed)
+        parts = (b" " * 5000 for _ in range(10))
+        on_the_way = client.post("/v1/learn", content=parts, headers=typed)
+        assert (by_head.status_code, on_the_way.status_code) == (413, 413)
+        plain = client.post(
+            "/v1/learn", content=b"x", headers={"Content-Type": "text/plain"} | write
+        )
+        assert plain.status_code == 415
+        asked = {"images": [text(1), text(2)], "labels": ["a"]}
+        assert client.post("/v1/predict", json=asked, headers=write).status_code == 429
+        # Not turned away: looked at, and found wrong.
+        assert client.post("/v1/learn", json={}, headers=write).status_code == 422
+        assert client.get("/nothing", headers=write).status_code == 404
+        assert refused(service) == {"401": 1, "403": 1, "413": 2, "415": 1, "429": 1}
+
+
 def test_too_many_labels_and_images(service: Service) -> None:
     many = [f"label {number}" for number in range(LABELS + 1)]
     for asked in (

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from anytimecl.serve.metrics import Metrics
+from anytimecl.serve.metrics import REFUSALS, Metrics
 from anytimecl.serve.options import Options
 from anytimecl.serve.problems import Busy, Problem, respond
 from anytimecl.serve.rates import Rates
@@ -78,7 +78,6 @@ class Guard:
             body.expect(Headers(scope=scope).get("content-length"))
             await self.app(scope, body.receive, answer.send)
         except Problem as problem:
-            self._metrics.refused.labels(str(problem.status)).inc()
             if not answer.started:
                 # Whoever is turned away may still be sending: that connection is not used again.
                 problem.headers["connection"] = "close"
@@ -96,8 +95,11 @@ class Guard:
         """Under names of our own: a client could invent any number of methods and paths."""
         method = scope["method"] if scope["method"] in METHODS else "other"
         route = getattr(scope.get("route"), "path", "other")
-        seconds = time.monotonic() - answer.began
-        self._metrics.requests.labels(method, route, str(answer.status)).observe(seconds)
+        seconds, status = time.monotonic() - answer.began, str(answer.status)
+        self._metrics.requests.labels(method, route, status).observe(seconds)
+        # By the answer: the app turns most of its own refusals into one before they come here.
+        if answer.status in REFUSALS:
+            self._metrics.refused.labels(status).inc()
 
     def _admit(self, scope: Scope) -> None:
         headers = Headers(scope=scope)

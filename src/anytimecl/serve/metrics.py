@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 if TYPE_CHECKING:
     from anytimecl.serve.engine import Engine
 
+# What a client asked for was not looked at. 422 is no refusal: it was, and made no sense.
+REFUSALS = frozenset({401, 403, 408, 413, 415, 429})
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -22,8 +24,11 @@ class Metrics:
             ("method", "route", "status"), buckets=SECONDS, registry=registry,
         )  # fmt: skip
         self.refused = Counter(
-            "anytimecl_refused_total", "Requests turned away.", ("why",), registry=registry
-        )
+            "anytimecl_refused_total",
+            "Requests turned away, by status: no token (401), not allowed (403), too slow (408), "
+            "too large (413), of a wrong kind (415), too many (429).",
+            ("why",), registry=registry,
+        )  # fmt: skip
         self.batch_images = Histogram(
             "anytimecl_encode_batch_images", "Images that met in the trunk.",
             buckets=(1, 2, 4, 8, 16, 32), registry=registry,
