@@ -144,13 +144,16 @@ def gate(mixed: Tensor, opinions: Opinions, many: float = 10.0) -> Tensor:
     before, after = _lead(opinions.original, seen), _lead(opinions.tuned, seen)
     lead = before + trust * (after - before)  # [image, label]
     among_seen = mixed * seen / (mixed * seen).sum(1, keepdim=True).clamp_min(TINY)
-    # Unseen labels keep what they have. With this much for the seen ones, their best would tie.
-    tie = _best(opinions.original, ~seen) / _best(among_seen, seen)
-    mass = torch.minimum(tie * lead.exp(), (1.01 * tie).clamp(min=1.0))
-    # Where that is enough to win, they may as well have what they are believed to have.
-    wins = (mass * among_seen).amax(1) >= (opinions.original * ~seen).amax(1)
-    mass = torch.where(wins.unsqueeze(1), torch.maximum(mass, lead.sigmoid()), mass)
-    return torch.where(seen, mass * among_seen, opinions.original)
+    best, rival = _best(among_seen, seen), _best(opinions.original, ~seen)  # [image, 1]
+    # Unseen labels keep what they have, so this is what brings the best seen one to its lead.
+    shared = (rival / best * lead.exp()).clamp(max=1.0) * among_seen
+    # Where many seen labels divide even all of it, the one that leads must have more to win.
+    leads = (lead > 0) & (among_seen == best)
+    shared = torch.where(leads, torch.maximum(shared, rival + (1 - rival) / 100), shared)
+    # Where one wins, they may as well have what they are believed to have.
+    wins = shared.amax(1, keepdim=True) >= rival
+    shared = torch.where(wins, torch.maximum(shared, lead.sigmoid() * among_seen), shared)
+    return torch.where(seen, shared, opinions.original)
 
 
 def _lead(probabilities: Tensor, seen: Tensor) -> Tensor:
