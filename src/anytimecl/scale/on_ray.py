@@ -8,7 +8,6 @@ has a key, so it teaches once.
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 import threading
 import time
@@ -20,66 +19,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from anytimecl.backbone import Backbone, Spec
-from anytimecl.errors import AnytimeError
-from anytimecl.scale.leaf import Answer, Leaf, Lesson
+from anytimecl.backbone import Backbone
+from anytimecl.scale.leaf import Answer, Lesson
+from anytimecl.scale.leaf_host import LeafHost, import_ray, write_tail
 from anytimecl.scale.leaves import Health, Unreachable, leaf_folder
-from anytimecl.scale.told import LabelFile, ToldBackbone, _no_trunk
+from anytimecl.scale.told import LabelFile
 from anytimecl.settings import Settings
 from anytimecl.student import Learned
 
 READY = 300.0  # seconds that a leaf may take to open its memory
-TAIL = "tail.safetensors"  # the original weights, for leaves that have no model of their own
 AGAIN = 1.0  # seconds between two attempts to start a leaf
-
-
-def import_ray() -> Any:
-    """Ray, or an error that says how to get it."""
-    try:
-        import ray
-    except ImportError as error:
-        raise AnytimeError(
-            "A cluster needs Ray: pip install -c constraints.txt 'anytimecl[scale]'"
-        ) from error
-    return ray
-
-
-class LeafHost:
-    """What runs in the actor: one leaf, its memory and its weights."""
-
-    def __init__(self, folder: str, leaf: int, spec: dict[str, Any], settings: str) -> None:
-        torch.set_num_threads(1)  # a step is too small to share
-        self._leaf = Leaf.open(
-            leaf_folder(Path(folder), leaf),
-            model=ToldBackbone(
-                Spec.from_dict(spec),
-                _no_trunk,
-                load_file(Path(folder) / TAIL),
-                text=None,
-                told=LabelFile(Path(folder)),
-            ),
-            settings=Settings.from_json(settings),
-        )
-
-    def ready(self) -> str:
-        """The node that this runs on."""
-        return str(import_ray().get_runtime_context().get_node_id())
-
-    def teach(self, lesson: Lesson) -> Learned:
-        """Store and learn it."""
-        return self._leaf.learn_record(lesson)
-
-    def ask(self, tokens: Any, labels: Sequence[str], vectors: Any) -> Answer:
-        """What the leaf says."""
-        return self._leaf.answer(torch.tensor(tokens), labels, torch.tensor(vectors))
-
-    def call(self, method: str, *args: Any) -> Any:
-        """Any other method of the leaf."""
-        return getattr(self._leaf, method)(*args)
 
 
 @dataclass
@@ -114,7 +65,7 @@ class OnRay:
             self._ray.init(address=address, log_to_driver=False)
         self._folder, self._backbone, self._settings = folder.resolve(), backbone, settings
         self._told = LabelFile(self._folder)
-        _write_tail(backbone, self._folder)
+        write_tail(backbone, self._folder)
         self._host = self._ray.remote(
             num_cpus=cpus, concurrency_groups={"learn": 1, "ask": 2}, max_restarts=0
         )(LeafHost)
@@ -305,12 +256,6 @@ class OnRay:
         except (self._ray.exceptions.RayError, TimeoutError):
             pass
         self._ray.kill(actor)
-
-
-def _write_tail(backbone: Backbone, folder: Path) -> None:
-    draft = folder / f".{TAIL}-new"
-    save_file({name: t.cpu().contiguous() for name, t in backbone.tail.items()}, draft)
-    os.replace(draft, folder / TAIL)
 
 
 def on_ray(**options: Any) -> Any:

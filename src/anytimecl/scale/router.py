@@ -12,8 +12,9 @@ from typing import Any
 
 from anytimecl.errors import AnytimeError
 from anytimecl.images import ImageSource, load_image
+from anytimecl.scale.leaf_host import import_ray
 from anytimecl.scale.leaves import Health
-from anytimecl.scale.on_ray import OnRay, import_ray, on_ray
+from anytimecl.scale.on_ray import OnRay, on_ray
 from anytimecl.scale.tree import TreeClassifier, TreePrediction
 from anytimecl.student import Learned
 
