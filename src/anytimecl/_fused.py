@@ -13,7 +13,8 @@ from torch import Tensor
 
 from anytimecl.thin import Thin
 
-_ROWS, _COLUMNS, _WARPS = 16, 64, 2  # of a tile; benchmarks.gpu compares shapes
+# Of a tile. Nothing in this repository compares shapes; benchmarks.gpu times the step they are for.
+_ROWS, _COLUMNS, _WARPS = 16, 64, 2
 
 
 def fused_step(
