@@ -45,12 +45,10 @@ def accuracies(stream: StreamLearner, test: Features, vectors: torch.Tensor) -> 
     for start in range(0, len(test.tokens), 64):
         tokens = torch.from_numpy(test.tokens[start : start + 64]).to(device).float()
         target = torch.from_numpy(test.targets[start : start + 64]).to(device)
-        tuned = stream.learner.tuned_logits(tokens, vectors, rows)
-        other = stream.learner.other_logit.expand(len(tuned), 1)
-        opinions = Opinions(
-            tuned.softmax(1),
-            stream.learner.original_logits(tokens, vectors).softmax(1),
-            torch.cat([tuned, other], 1).softmax(1)[:, -1],
+        opinions = Opinions.of(
+            stream.learner.tuned_logits(tokens, vectors, rows),
+            stream.learner.original_logits(tokens, vectors),
+            stream.learner.other_logit,
             records,
             stream.estimates.overall,
         )
@@ -79,7 +77,7 @@ def run(
         stream.learn(order[done:end])
         done = end
         print(f"seed {seed}: {end:,} of {len(order):,} examples learned", flush=True)
-        yield {"stage": share, "examples": end} | accuracies(stream, test, vectors)
+        yield {"stage": share, "examples": end, **accuracies(stream, test, vectors)}
 
 
 def main() -> None:

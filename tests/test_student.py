@@ -102,6 +102,18 @@ def test_it_reports_what_would_have_been_answered_before(blend: str) -> None:
     assert 0 < sum(rights) < 30
 
 
+def test_seen_labels_that_are_no_candidates_have_no_part_in_what_would_be_answered() -> None:
+    """Their examples do not count in the gate, as they do not when one asks."""
+    classifier = taught(range(24))
+    some = classifier.labels[:2]
+    for number in range(24, 48):
+        image, label = lesson(number)
+        candidates = list(dict.fromkeys([*some, label, "a label that nobody taught"]))
+        before = classifier.predict(image, candidates)
+        learned = classifier.learn_one(image, label, candidates=candidates)
+        assert learned.right == (before.label == label), number
+
+
 def test_the_first_example_places_other_below_its_label() -> None:
     classifier = AnytimeClassifier.open(model=model(), settings=settings())
     image, label = lesson(0)
@@ -459,11 +471,11 @@ def test_consolidation_averages_over_what_it_could_read() -> None:
     """Two of four records damaged: as if only the other two were stored."""
     classifier = taught(range(4), cache_bytes=0)
     student = classifier._student
-    whole = student._offline_gradients([1, 4])
+    whole = student._offline_gradients([1, 4], student.learner)
     damage(classifier, 2, 3)
     with pytest.warns(StoreWarning, match="is damaged"):
-        part = student._offline_gradients([1, 2, 3, 4])
+        part = student._offline_gradients([1, 2, 3, 4], student.learner)
     for name, gradient in whole.items():
         torch.testing.assert_close(part[name], gradient)
     with pytest.warns(StoreWarning, match="is damaged"):
-        assert student._offline_gradients([2, 3]) == {}
+        assert student._offline_gradients([2, 3], student.learner) == {}

@@ -100,6 +100,19 @@ class Opinions:
     records: Sequence[Record]  # [label]
     overall: Record
 
+    @classmethod
+    def of(
+        cls,
+        tuned: Tensor,  # [image, label], logits
+        original: Tensor,  # [image, label], logits
+        other: Tensor,  # [], the logit of "none of these"
+        records: Sequence[Record],
+        overall: Record,
+    ) -> Opinions:
+        """From logits."""
+        with_other = torch.cat([tuned, other.expand(len(tuned), 1)], 1).softmax(1)
+        return cls(tuned.softmax(1), original.softmax(1), with_other[:, -1], records, overall)
+
     @property
     def seen(self) -> Tensor:
         """[label], whether any example of it was learned."""

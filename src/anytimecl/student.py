@@ -234,16 +234,16 @@ class Student:
 
     def _answer(self, tuned: Tensor, original: Tensor, rows: Tensor) -> int:
         """What would have been answered, as a column of the logits [label]."""
-        with_other = torch.cat([tuned, self.learner.other_logit.unsqueeze(0)])
-        records = [self.estimates.of(self.labels[row] if row >= 0 else "") for row in rows.tolist()]
-        opinions = Opinions(
-            tuned=tuned.softmax(0).unsqueeze(0),
-            original=original.softmax(0).unsqueeze(0),
-            other=with_other.softmax(0)[-1:],
-            records=records,
-            overall=self.estimates.overall,
+        asked = (tuned > -torch.inf).nonzero().flatten()  # the candidates: the rest do not count
+        names = [self.labels[row] if row >= 0 else "" for row in rows[asked].tolist()]
+        opinions = Opinions.of(
+            tuned[None, asked],
+            original[None, asked],
+            self.learner.other_logit,
+            [self.estimates.of(name) for name in names],
+            self.estimates.overall,
         )
-        return int(blend(self.settings.blend, opinions)[0].argmax())
+        return int(asked[blend(self.settings.blend, opinions)[0].argmax()])
 
     def _batch(
         self, records: Sequence[bytes], names: Sequence[str], sets: Sequence[Sequence[str] | None]
@@ -269,11 +269,8 @@ class Student:
                 mask[i, [column[y] for y in (*some, name)]] = 0
         return Batch(tokens, target, vectors, rows, mask.to(device))
 
-    def _offline_gradients(
-        self, chosen: Sequence[int], learner: Learner | None = None
-    ) -> dict[str, Tensor]:
+    def _offline_gradients(self, chosen: Sequence[int], learner: Learner) -> dict[str, Tensor]:
         """The mean over an offline batch, worked out in chunks."""
-        learner = learner or self.learner
         total: dict[str, Tensor] = {}
         count = 0
         for start in range(0, len(chosen), OFFLINE_CHUNK):

@@ -155,7 +155,7 @@ def from_hub(name: str, given: HubSet) -> DataSet:
     def split(wanted: str) -> Split:
         try:
             rows = datasets.load_dataset(given.hub, given.config, split=wanted)
-        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
             raise ImageError(
                 f"The split {wanted!r} of {name!r} ({given.hub}) cannot be had: {error}"
             ) from error

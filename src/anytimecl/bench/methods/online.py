@@ -87,14 +87,12 @@ def both(
     """What both models say of a batch over the candidates."""
     vectors = world.label_vectors(list(rows))
     places = torch.tensor(list(rows.values()), device=world.device)
-    tuned = learner.tuned_logits(tokens, vectors, places)
-    other = learner.other_logit.expand(len(tuned), 1)
-    return Opinions(
-        tuned=tuned.softmax(1),
-        original=learner.original_logits(tokens, vectors).softmax(1),
-        other=torch.cat([tuned, other], 1).softmax(1)[:, -1],
-        records=[estimates.of(name) for name in rows],
-        overall=estimates.overall,
+    return Opinions.of(
+        learner.tuned_logits(tokens, vectors, places),
+        learner.original_logits(tokens, vectors),
+        learner.other_logit,
+        [estimates.of(name) for name in rows],
+        estimates.overall,
     )
 
 
