@@ -11,7 +11,7 @@ import pytest
 
 from anytimecl.bench.claims import NOT_RUN, claims
 from anytimecl.bench.plots import plots
-from anytimecl.bench.report import write_report
+from anytimecl.bench.report import facts, write_report
 from anytimecl.bench.results import Results, collect
 from anytimecl.bench.tables import Table, paper, tables
 from anytimecl.errors import StoreError
@@ -226,6 +226,13 @@ def test_a_report_is_three_files(tmp_path: Path) -> None:
     assert len(found) == 8 * (4 + 3)
     again = write_report([file], tmp_path / "again", "A <title>")
     assert [each.read_bytes() for each in again] == [each.read_bytes() for each in written]
+
+
+def test_lines_of_two_versions_of_the_code_are_told_as_such() -> None:
+    told = [
+        line("r", "mtil", "AnytimeCL", seed, [], versions={"code": f"{seed}"}) for seed in (0, 1)
+    ]
+    assert "The lines come from 2 versions of the code." in facts(collect(told), 0)
 
 
 def test_a_report_of_nothing_says_what_to_do(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_every_scenario_runs(scenario: str, data: Path, model: Path, tmp_path: P
         last = line["results"][-1]
         brought = 3 * TRAIN if line["subject"] == "pets" else 2 * TRAIN
         assert last["examples"] == (brought if per_task else 5 * TRAIN)
-        assert {"anytimecl", "torch", "python"} <= set(line["versions"])
+        assert {"anytimecl", "code", "torch", "python"} <= set(line["versions"])
         assert line["hardware"]["device"] == "CPU"
         assert line["seconds"] > 0
         assert set(last["answers"]) == {"task", "zero-shot", "union", "mix"}

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from tests.commands.conftest import Run
 
-from anytimecl import AnytimeClassifier, LabelStats
+from anytimecl import AnytimeClassifier, LabelStats, Settings, backbone
 from anytimecl.commands.stats import MOST_BARS, draw
 
 
@@ -43,6 +43,16 @@ def test_nothing_learned_yet(run: Run, model: Path) -> None:
     result = run("stats", "--memory", "memory", "--plot", "plot.png")
     assert (result.exit_code, result.stdout) == (0, "Nothing is learned yet in memory.\n")
     assert json.loads(run("stats", "--memory", "memory", "--json").stdout)["labels"] == []
+
+
+def test_a_memory_that_tunes_two_blocks_opens_by_its_own_word(run: Run, model: Path) -> None:
+    deeper = backbone.load(model, tail_blocks=2)
+    settings = Settings(codec="tokens-fp16")
+    with AnytimeClassifier.open("memory", model=deeper, settings=settings) as classifier:
+        classifier.learn_one(Image.new("RGB", (24, 24)), "dark")
+    result = run("stats", "--memory", "memory")
+    assert result.exit_code == 0, result.output
+    assert "dark" in result.stdout
 
 
 def test_plot(run: Run, learned: Path) -> None:

@@ -53,6 +53,9 @@ def facts(results: Results, failed: int) -> list[str]:
         f"Model: {', '.join(sorted({line['backbone'] for line in lines}))}. With: "
         f"{', '.join(versions)}.",
     ]
+    codes = {line["versions"].get("code") for line in lines}
+    if len(codes) > 1:
+        told.append(f"The lines come from {len(codes)} versions of the code.")
     if any(line["validation"] for line in lines):
         told.append("Asked about held-out training images, not about test images.")
     if failed:

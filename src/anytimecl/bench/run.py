@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import json
 import os
 import platform
@@ -22,6 +23,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -132,11 +134,21 @@ def about(studio: Studio, cell: Cell) -> Line:
         "hardware": {"device": where, "processor": _processor(), "cores": os.cpu_count()},
         "versions": {
             "anytimecl": anytimecl.__version__,
+            "code": _code(),
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": np.__version__,
         },
     }
+
+
+@cache
+def _code() -> str:
+    """A digest of this package: lines of results that differ in it may differ in method."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(anytimecl.__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _processor() -> str:

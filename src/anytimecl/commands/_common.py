@@ -111,9 +111,9 @@ def load_model(name: str | None, meta: Mapping[str, str] | None = None) -> Backb
 
     if name is not None or meta is None:
         return backbone.load(name or EMBEDDED)
-    own = str(json.loads(meta["spec"])["name"])
+    spec = json.loads(meta["spec"])
     try:
-        return backbone.load(own)
+        return backbone.load(str(spec["name"]), tail_blocks=int(spec["tail"]["blocks"]))
     except ModelError as error:
         raise ModelError(
             f"{error} The memory was made with this model: name it or its folder with --model."
