@@ -22,6 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from anytimecl.backbone import Backbone
+from anytimecl.errors import AnytimeError
 from anytimecl.scale.leaf import Answer, Lesson
 from anytimecl.scale.leaf_host import LeafHost, import_ray, write_tail
 from anytimecl.scale.leaves import Health, Unreachable, leaf_folder
@@ -154,14 +155,30 @@ class OnRay:
 
     def migrate(self, leaf: int, node: str) -> None:
         """Move a leaf to a node; it is asked again when this returns, and nothing waits in vain."""
-        seat = self._seats[leaf]
-        with seat.lock:
-            actor = self._wait(seat)
-            seat.actor, seat.wanted = None, node
-            seat.up.clear()
+        alive = [each["NodeID"] for each in self._ray.nodes() if each["Alive"]]
+        if node not in alive:
+            raise AnytimeError(
+                f"There is no node {node!r} that is alive; these are: {', '.join(alive)}."
+            )
+        seat = self._seats.get(leaf)
+        if seat is None:
+            raise AnytimeError(f"There is no leaf {leaf}: it may have split.")
+        actor = self._taken(seat, node)
         self._end(actor)  # after what was sent before; the rest is sent to the new one
         self._begin(seat)
         self._wait(seat)
+        if seat.node != node:
+            raise AnytimeError(f"Leaf {leaf} did not start on {node}; it is on {seat.node}.")
+
+    def _taken(self, seat: _Seat, node: str) -> Any:
+        """The actor, out of use from now on; the leaf's next one shall run on that node."""
+        while True:
+            actor = self._wait(seat)  # without the lock, which whoever starts the leaf needs
+            with seat.lock:
+                if seat.actor is actor:
+                    seat.actor, seat.wanted = None, node
+                    seat.up.clear()
+                    return actor
 
     def _tell(self, labels: Iterable[str]) -> None:
         for label in labels:
@@ -231,11 +248,7 @@ class OnRay:
             return
 
     def _strategy(self, seat: _Seat) -> Any:
-        if seat.wanted is None:
-            return "SPREAD"
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        return NodeAffinitySchedulingStrategy(seat.wanted, soft=False)
+        return "SPREAD" if seat.wanted is None else on_node(seat.wanted)
 
     def _wait(self, seat: _Seat) -> Any:
         """The actor, once there is one."""
@@ -256,6 +269,13 @@ class OnRay:
         except (self._ray.exceptions.RayError, TimeoutError):
             pass
         self._ray.kill(actor)
+
+
+def on_node(node: str) -> Any:
+    """The strategy that puts an actor on a node or nowhere."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def on_ray(**options: Any) -> Any:

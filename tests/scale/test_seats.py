@@ -1,0 +1,75 @@
+"""How leaves are lost, moved and started again, on a cluster that does as it is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tests import helpers
+from tests.scale.fake_ray import FakeRay, RayActorError
+
+from anytimecl.errors import AnytimeError
+from anytimecl.scale import on_ray
+from anytimecl.scale.leaf import Lesson
+from anytimecl.scale.on_ray import OnRay
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    fake = FakeRay()
+    monkeypatch.setattr(on_ray, "import_ray", lambda: fake)
+    monkeypatch.setattr(
+        on_ray, "on_node", lambda node: SimpleNamespace(node_id=node), raising=False
+    )
+    monkeypatch.setattr(on_ray, "READY", 5.0)
+    return fake
+
+
+@pytest.fixture
+def leaves(tmp_path: Path, ray: FakeRay) -> Iterator[OnRay]:
+    made = OnRay(tmp_path, helpers.model(), helpers.settings())
+    made.start([0])
+    yield made
+    ray.open.set()
+    made.close()
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 5
+    while not true():
+        assert time.monotonic() < end, "it never came to be"
+        time.sleep(0.01)
+
+
+def lose(leaves: OnRay, ray: FakeRay) -> None:
+    """The first actor dies, which a lesson finds out, and the next one does not get ready."""
+    ray.open.clear()
+    ray.actors[0].error = RayActorError("its node died")
+    leaves.teach(0, Lesson(b"record", "cat"))
+    until(lambda: len(ray.actors) == 2)
+
+
+def test_a_leaf_that_is_being_started_again_can_be_moved(leaves: OnRay, ray: FakeRay) -> None:
+    lose(leaves, ray)
+    moving = threading.Thread(target=leaves.migrate, args=(0, "a"))
+    moving.start()
+    time.sleep(0.1)  # it is waiting for the leaf by now
+    ray.open.set()
+    moving.join(3)  # sooner than READY
+    assert not moving.is_alive()
+    (found,) = leaves.health()
+    assert (found.node, found.alive) == ("a", True)
+    assert [actor.killed for actor in ray.actors][1:] == [True, False]
+
+
+def test_what_cannot_be_moved_says_why(leaves: OnRay, ray: FakeRay) -> None:
+    for node in ("c", "nowhere"):
+        with pytest.raises(AnytimeError, match=f"no node {node!r} that is alive.*: a, b"):
+            leaves.migrate(0, node)
+    with pytest.raises(AnytimeError, match="no leaf 7"):
+        leaves.migrate(7, "a")
+    assert len(ray.actors) == 1  # nothing was moved
