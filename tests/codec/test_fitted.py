@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
-from tests.codec.tiny_tail import TOKENS, WIDTH, params, random_tokens, spec
+from tests.codec.tiny_tail import TOKENS, WIDTH, any_tokens, params, random_tokens, spec
 from torch import Tensor
 
 from anytimecl.backbone.spec import Spec
@@ -156,6 +157,43 @@ def test_tokens_become_their_nearest_codes() -> None:
     assert len(codec.encode(tokens)) == 10 + 4 + 2 * TOKENS
     with pytest.raises(ValueError, match="65,536"):
         Vq(spec(), VqConfig(codes=70_000))
+
+
+@pytest.fixture(scope="module")
+def codebook() -> Vq:
+    codec = Vq(spec(), VqConfig(codes=8))
+    codec.fit(random_tokens(images=12))
+    return codec
+
+
+@given(tokens=any_tokens())
+@settings(max_examples=60, deadline=None)
+def test_of_any_token_no_code_is_nearer(codebook: Vq, tokens: Tensor) -> None:
+    """The stated error, but for the roundings of single precision at the size of the token."""
+    back = codebook.decode([codebook.encode(tokens)])[0].double()
+    codes, tokens = codebook._fits()["codes"].double(), tokens.double()
+    found, best = (back - tokens).norm(dim=1), torch.cdist(tokens, codes).amin(1)
+    assert (found <= best + 1e-3 * (tokens.norm(dim=1) + codes.norm(dim=1).max())).all()
+
+
+@pytest.fixture(scope="module")
+def bases() -> PcaDataset:
+    codec = PcaDataset(spec(), PcaDatasetConfig(components=6, chunk=5))
+    codec.fit(random_tokens(images=10))
+    return codec
+
+
+@given(tokens=any_tokens())
+@settings(max_examples=60, deadline=None)
+def test_any_tokens_are_within_their_projection(bases: PcaDataset, tokens: Tensor) -> None:
+    """The error is that of the better basis, but for roundings at the size of the tokens."""
+    back = bases.decode([bases.encode(tokens)])[0].double()
+    fit, tokens = {n: v.double() for n, v in bases._fits().items()}, tokens.double()
+    left = []
+    for mean, components in zip(fit["mean"], fit["components"], strict=True):
+        centred = tokens - mean
+        left.append(float((centred - centred @ components.T @ components).norm()))
+    assert (back - tokens).norm() <= min(left) + 1e-5 * (tokens.norm() + fit["mean"].norm())
 
 
 def test_every_token_has_the_same_chance_to_be_a_sample() -> None:
