@@ -24,7 +24,7 @@ class Prediction:
 
     label: str  # the likeliest, or NONE_OF_THESE
     probability: float  # of `label`
-    probabilities: dict[str, float]  # blended, in the order asked
+    probabilities: dict[str, float]  # blended, in the order asked; they need not sum to one
     none_of_these: float  # the tuned model's mass on "other"; 0.0 where no label was ever learned
     tuned: dict[str, float] = field(repr=False)  # empty where no label was ever learned
     original: dict[str, float] = field(repr=False)
