@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests import helpers
-from tests.scale.fake_ray import FakeRay, RayActorError
+from tests.scale.fake_ray import ActorUnavailableError, FakeRay, RayActorError
 
 from anytimecl.errors import AnytimeError
 from anytimecl.scale import on_ray
@@ -73,3 +73,19 @@ def test_what_cannot_be_moved_says_why(leaves: OnRay, ray: FakeRay) -> None:
     with pytest.raises(AnytimeError, match="no leaf 7"):
         leaves.migrate(7, "a")
     assert len(ray.actors) == 1  # nothing was moved
+
+
+def test_a_leaf_out_of_reach_is_killed_before_another_takes_its_memory(
+    leaves: OnRay, ray: FakeRay
+) -> None:
+    ray.actors[0].error = ActorUnavailableError("the network had a hiccup")
+    taught = leaves.teach(0, Lesson(b"record", "cat", None, "first"))
+    assert taught.result(5) == "first"  # by the second actor
+    assert [actor.killed for actor in ray.actors] == [True, False]
+
+
+def test_a_leaf_that_starts_after_the_end_does_not_stay(leaves: OnRay, ray: FakeRay) -> None:
+    lose(leaves, ray)
+    leaves.close()
+    ray.open.set()
+    until(lambda: ray.actors[1].killed)

@@ -132,10 +132,7 @@ class OnRay:
                 self._lost(seat, actor)
 
     def retire(self, leaf: int) -> None:
-        seat = self._seats.pop(leaf)
-        seat.gone = True
-        if seat.actor is not None:
-            self._end(seat.actor)
+        self._leave(self._seats.pop(leaf))
         shutil.rmtree(leaf_folder(self._folder, leaf), ignore_errors=True)
 
     def health(self) -> list[Health]:
@@ -147,9 +144,7 @@ class OnRay:
     def close(self) -> None:
         self._closed.set()
         for seat in self._seats.values():
-            seat.gone = True
-            if seat.actor is not None:
-                self._end(seat.actor)
+            self._leave(seat)
 
     # ------------------------------------------------------------------------------- the rest
 
@@ -211,19 +206,21 @@ class OnRay:
         return isinstance(error, self._ray.exceptions.RayActorError)
 
     def _lost(self, seat: _Seat, actor: Any) -> None:
-        """The actor is dead: start the leaf again, once."""
+        """The actor is dead or out of reach: start the leaf again, once."""
         with seat.lock:
             if seat.actor is not actor or seat.gone or self._closed.is_set():
                 return
             seat.actor, seat.wanted = None, None
             seat.up.clear()
-        self._begin(seat)
+        self._begin(seat, actor)
 
-    def _begin(self, seat: _Seat) -> None:
-        threading.Thread(target=self._started, args=(seat,), daemon=True).start()
+    def _begin(self, seat: _Seat, lost: Any = None) -> None:
+        threading.Thread(target=self._started, args=(seat, lost), daemon=True).start()
 
-    def _started(self, seat: _Seat) -> None:
+    def _started(self, seat: _Seat, lost: Any) -> None:
         """Start the leaf, for as long as it takes, and send what waits for it."""
+        if lost is not None:  # one that is only out of reach still has the memory's lock
+            self._ray.kill(lost)
         while not seat.gone and not self._closed.is_set():
             actor = self._host.options(scheduling_strategy=self._strategy(seat)).remote(
                 str(self._folder),
@@ -240,6 +237,9 @@ class OnRay:
                 time.sleep(AGAIN)
                 continue
             with seat.lock:
+                if seat.gone:  # nobody would ever end this one
+                    self._ray.kill(actor)
+                    return
                 seat.actor, seat.node = actor, node
                 seat.restarts += 1
                 for number in list(seat.pending):
@@ -260,6 +260,14 @@ class OnRay:
             actor = seat.actor
             if actor is not None:
                 return actor
+
+    def _leave(self, seat: _Seat) -> None:
+        """The leaf shall not run any more."""
+        with seat.lock:
+            seat.gone = True
+            actor = seat.actor
+        if actor is not None:
+            self._end(actor)
 
     def _end(self, actor: Any) -> None:
         """Let the actor write its checkpoint and go; if it is dead already, so much the better."""
