@@ -84,6 +84,26 @@ def test_a_leaf_out_of_reach_is_killed_before_another_takes_its_memory(
     assert [actor.killed for actor in ray.actors] == [True, False]
 
 
+def test_health_finds_a_dead_leaf_that_nobody_asked(leaves: OnRay, ray: FakeRay) -> None:
+    (found,) = leaves.health()
+    assert (found.alive, found.restarts) == (True, 0)
+    ray.actors[0].error = RayActorError("its node died")
+    assert not leaves.health()[0].alive
+    until(lambda: leaves.health()[0].alive)
+    assert leaves.health()[0].restarts == 1
+
+
+def test_a_leaf_that_only_takes_long_is_not_started_again(
+    leaves: OnRay, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_ray, "PULSE", 0.05)
+    ray.actors[0].slow = True
+    assert not leaves.health()[0].alive
+    ray.actors[0].slow = False
+    assert leaves.health()[0].alive
+    assert len(ray.actors) == 1
+
+
 def test_a_leaf_that_starts_after_the_end_does_not_stay(leaves: OnRay, ray: FakeRay) -> None:
     lose(leaves, ray)
     leaves.close()

@@ -36,7 +36,7 @@ class Health:
     """How a leaf is."""
 
     leaf: int
-    alive: bool
+    alive: bool  # it answered just now
     node: str  # where it runs
     pending: int  # lessons sent and not yet acknowledged
     restarts: int = 0

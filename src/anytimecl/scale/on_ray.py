@@ -31,6 +31,7 @@ from anytimecl.settings import Settings
 from anytimecl.student import Learned
 
 READY = 300.0  # seconds that a leaf may take to open its memory
+PULSE = 5.0  # seconds that all leaves together have to say that they are there
 AGAIN = 1.0  # seconds between two attempts to start a leaf
 
 
@@ -136,10 +137,26 @@ class OnRay:
         shutil.rmtree(leaf_folder(self._folder, leaf), ignore_errors=True)
 
     def health(self) -> list[Health]:
+        """Asks every leaf; one that is found dead is started again."""
+        seats = sorted(self._seats.values(), key=lambda seat: seat.leaf)
+        actors = [(seat, seat.actor) for seat in seats]
+        asked = [(seat, actor, actor.ready.remote()) for seat, actor in actors if actor is not None]
+        end = time.monotonic() + PULSE
+        alive = {seat.leaf for seat, actor, ref in asked if self._answers(seat, actor, ref, end)}
         return [
-            Health(s.leaf, s.actor is not None, s.node, len(s.pending), max(0, s.restarts))
-            for s in sorted(self._seats.values(), key=lambda seat: seat.leaf)
+            Health(s.leaf, s.leaf in alive, s.node, len(s.pending), max(0, s.restarts))
+            for s in seats
         ]
+
+    def _answers(self, seat: _Seat, actor: Any, ref: Any, end: float) -> bool:
+        try:
+            self._ray.get(ref, timeout=max(0.0, end - time.monotonic()))
+        except self._ray.exceptions.RayActorError:
+            self._lost(seat, actor)
+            return False
+        except TimeoutError:  # it may only be busy
+            return False
+        return True
 
     def close(self) -> None:
         self._closed.set()
