@@ -34,6 +34,7 @@ from anytimecl.memory.database import FILE as MEMORY_FILE
 from anytimecl.prediction import Prediction, predictions
 from anytimecl.settings import Settings
 from anytimecl.student import Learned, Progress, Student
+from anytimecl.tail import embed
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -54,6 +55,10 @@ class Forgotten(int):
         made = super().__new__(cls, examples)
         made.clean = clean
         return made
+
+
+class RecordError(StoreError):
+    """A record from elsewhere that is damaged, or of another model or codec."""
 
 
 class _Asked(NamedTuple):
@@ -222,6 +227,24 @@ class AnytimeClassifier(Closing):
         """`learn_one` for the tokens [token, width] of an image that `encode` has seen already."""
         label, chosen = _check(label, candidates)
         return self._learn(self._codec.encode(tokens), label, chosen, key)
+
+    def learn_compressed(
+        self,
+        record: bytes,
+        label: str,
+        *,
+        fingerprint: str,
+        candidates: Sequence[str] | None = None,
+        key: str | None = None,
+    ) -> Learned:
+        """`learn_one` for an image that was encoded and compressed elsewhere.
+
+        `record` is what this memory's codec made of it, and `fingerprint` that of the model it was
+        encoded with (`backbone.spec.fingerprint`): a record does not say that itself.
+        """
+        label, chosen = _check(label, candidates)
+        self._check_record(record, fingerprint)
+        return self._learn(bytes(record), label, chosen, key)
 
     def encode(self, images: Sequence[ImageSource]) -> Tensor:
         """The frozen trunk's tokens [image, token, width]: the slow part, and no lock is held."""
@@ -423,6 +446,25 @@ class AnytimeClassifier(Closing):
         record = self._codec.encode_image(file_of(image))
         self._codec.decode([record])  # kept for the lesson, and no lock is held now
         return record
+
+    @torch.no_grad()
+    def _check_record(self, record: bytes, fingerprint: str) -> None:
+        """A record from elsewhere may be anything: what the frozen tail makes sense of may stay."""
+        backbone = self.backbone
+        if fingerprint != backbone.spec.fingerprint:
+            raise RecordError(
+                f"The record was made with another model ({fingerprint[:60]}) than this memory, "
+                f"which is of {backbone.spec.name} ({backbone.spec.fingerprint}), and features of "
+                "one cannot be turned into those of another: encode the image with that model."
+            )
+        try:
+            tokens = self._codec.decode([record], backbone.device)
+        except AnytimeError as error:
+            raise RecordError(str(error)) from error
+        except (ValueError, IndexError) as error:  # its checksum is right and what it holds is not
+            raise RecordError(f"The record is damaged: {error}.") from error
+        if not embed(backbone.tail, backbone.spec.tail, tokens).isfinite().all():
+            raise RecordError("The record is damaged: it holds numbers that are not finite.")
 
     def _known(self, key: str | None) -> Learned | None:
         """What to say of a key that taught before."""
