@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import time
@@ -46,6 +47,26 @@ class Lesson:
     id: int
     label: str
     repeated: bool  # its key was known: nothing was learned again
+
+
+@dataclass(frozen=True)
+class Record:
+    """An example that was encoded and compressed before it is sent: no image."""
+
+    key: str  # the same key teaches once
+    label: str
+    record: bytes  # of the codec
+    candidates: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the service did with a record."""
+
+    key: str
+    state: str  # learned, repeated, refused (for good) or later (send it again)
+    id: int | None
+    detail: str | None  # why it was refused
 
 
 @dataclass(frozen=True)
@@ -142,6 +163,21 @@ class Client:
         told = self._form("/v1/learn", fields, [("image", _read(image))], headers)
         return Lesson(told["id"], told["label"], told["repeated"])
 
+    def learn_records(
+        self, records: Sequence[Record], *, fingerprint: str, codec: str
+    ) -> list[Recorded]:
+        """Teach what was compressed here; the images stay. `stats` names fingerprint and codec.
+
+        What is `learned` or `repeated` is durable when this returns.
+        """
+        asked = {
+            "fingerprint": fingerprint,
+            "codec": codec,
+            "examples": [_record(record) for record in records],
+        }
+        told = self._json("/v1/records", asked)["examples"]
+        return [Recorded(one["key"], one["state"], one["id"], one["detail"]) for one in told]
+
     def forget(self, *, example_id: int | None = None, label: str | None = None) -> int:
         """Remove an example, or every example of a label; returns how many."""
         if (example_id is None) == (label is None):
@@ -160,9 +196,7 @@ class Client:
 
     def consolidate(self, epochs: int = 1, *, wait: bool = True, pause: float = 0.5) -> Job:
         """Practise on the whole memory; without `wait`, ask `job` how far it is."""
-        body = json.dumps({"epochs": epochs}).encode()
-        told = self._ask("POST", "/v1/consolidate", body, {"Content-Type": "application/json"})
-        job = _job(told)
+        job = _job(self._json("/v1/consolidate", {"epochs": epochs}))
         while wait and not job.over:
             time.sleep(pause)
             job = self.job(job.id)
@@ -187,6 +221,10 @@ class Client:
         body = b"".join([*_parts(boundary, fields, files), f"--{boundary}--\r\n".encode()])
         kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
         return self._ask("POST", path, body, {**kind, **(headers or {})})
+
+    def _json(self, path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        body = json.dumps(asked).encode()
+        return self._ask("POST", path, body, {"Content-Type": "application/json"})
 
     def _ask(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = {}
@@ -248,6 +286,15 @@ def _parts(
             "Content-Type: application/octet-stream\r\n\r\n"
         )
         yield head.encode() + data + b"\r\n"
+
+
+def _record(record: Record) -> dict[str, Any]:
+    plain = {
+        "key": record.key,
+        "label": record.label,
+        "record": base64.b64encode(record.record).decode(),
+    }
+    return plain if record.candidates is None else {**plain, "candidates": [*record.candidates]}
 
 
 def _read(image: ImageFile) -> bytes:

@@ -125,3 +125,34 @@ def test_refusals(tmp_path: Path) -> None:
     for line in ("", "[]", '{"key": "k", "label": "cat", "record": "?"}'):
         with pytest.raises(StoreError, match="not a parcel"):
             Parcel.from_json(line)
+
+
+def test_parcels_of_another_maker_are_not_mixed(tmp_path: Path) -> None:
+    sent: list[Parcel] = []
+
+    def keep(batch: Sequence[Parcel]) -> Receipt:
+        sent.extend(batch)
+        return Receipt([parcel.key for parcel in batch])
+
+    with edge(tmp_path, keep) as client:
+        client.add(*helpers.lesson(0), key="a")
+    other = helpers.model(seed=1)
+    for backbone, name in ((other, "tokens-fp32"), (MODEL, "tokens-fp16")):
+        codec = make_codec(name, backbone.spec, backbone.tail)
+        with pytest.raises(ModelError, match="still holds 1 parcels of another model or codec"):
+            EdgeClient(tmp_path, backbone, codec, keep)
+    with edge(tmp_path, keep) as client:  # nothing is lost, and the way out is one
+        assert client.flush() == 1
+    codec = make_codec("tokens-fp32", other.spec, other.tail)
+    with EdgeClient(tmp_path, other, codec, keep) as client:
+        client.add(*helpers.lesson(0), key="b")
+    with pytest.raises(ModelError, match="another model or codec"):
+        edge(tmp_path, keep)
+    assert [parcel.key for parcel in sent] == ["a"]
+
+
+def test_a_key_that_no_service_takes_is_told_at_once(tmp_path: Path) -> None:
+    with edge(tmp_path, lambda batch: Receipt([])) as client:
+        with pytest.raises(StoreError, match="at most 200"):
+            client.add(*helpers.lesson(0), key="k" * 201)
+        assert len(client) == 0

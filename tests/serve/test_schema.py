@@ -11,13 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
+from tests import helpers
 from tests.serve.conftest import TOKENS, WRITE, Running, bearer, png, running, text
 from tests.serve.test_label_studio import CONFIG
 
 EXAMPLES = 25  # of each operation, of each kind
 
-# What no schema can say: these are images, and that is an interface.
+# What no schema can say: these are images, that is an interface, and so the memory was made.
 schemathesis.openapi.format("label-studio-config", st.just(CONFIG))
+schemathesis.openapi.format("model-fingerprint", st.just(helpers.model().spec.fingerprint))
+schemathesis.openapi.format("codec-name", st.just(helpers.settings().codec))
 schemathesis.openapi.format("byte", st.sampled_from([text(1), text(2)]))
 schemathesis.openapi.format("binary", st.sampled_from([png(1), png(2)]))
 schemathesis.openapi.media_type("image/png", st.sampled_from([png(1), png(2)]))
@@ -38,6 +41,7 @@ def described(server: Running) -> Any:
 OPERATIONS = """
 POST /v1/predict
 POST /v1/learn
+POST /v1/records
 GET /v1/examples
 GET /v1/examples/{example}/thumbnail
 DELETE /v1/examples/{example}

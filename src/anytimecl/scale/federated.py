@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
 from anytimecl.backbone import Backbone
+from anytimecl.client import Client, Record
 from anytimecl.closing import Closing
 from anytimecl.codec import Codec
 from anytimecl.errors import AnytimeError, LabelError, ModelError, StoreError
@@ -26,6 +27,8 @@ from anytimecl.student import Learned
 
 FILE = "outbox.sqlite3"
 BATCH = 64  # parcels in one sending
+REQUEST = 4 << 20  # bytes of records in one request, unless a single one has more
+LONGEST_KEY = 200  # characters
 
 
 class Parcel(NamedTuple):
@@ -97,11 +100,39 @@ def straight_to(teacher: Teacher) -> Send:
     return send
 
 
+def over_http(client: Client, backbone: Backbone, codec: Codec) -> Send:
+    """Send to a service (`anytimecl serve`); it refuses what another model or codec has made."""
+
+    def send(batch: Sequence[Parcel]) -> Receipt:
+        answers = client.learn_records(
+            [Record(*parcel) for parcel in _fitting(batch)],
+            fingerprint=backbone.spec.fingerprint,
+            codec=codec.name,
+        )
+        return Receipt(
+            [one.key for one in answers if one.state in ("learned", "repeated")],
+            [Refused(one.key, one.detail or "") for one in answers if one.state == "refused"],
+        )
+
+    return send
+
+
+def _fitting(batch: Sequence[Parcel]) -> Sequence[Parcel]:
+    """As many from the front as one request may carry: the others come next."""
+    size = 0
+    for count, parcel in enumerate(batch):
+        size += len(parcel.record)
+        if count and size > REQUEST:
+            return batch[:count]
+    return batch
+
+
 class EdgeClient(Closing):
     """Encodes, compresses, keeps and sends.
 
     `fingerprint` is that of the model on the other side, where it is known: features of another
-    model are refused here, before anything is encoded for nothing.
+    model are refused here, before anything is encoded for nothing. An outbox that still holds
+    parcels of another model or codec is refused too: nobody could tell them apart.
     """
 
     def __init__(
@@ -131,11 +162,21 @@ class EdgeClient(Closing):
                 "CREATE TABLE IF NOT EXISTS parcel (number INTEGER PRIMARY KEY, "
                 "key TEXT UNIQUE NOT NULL, label TEXT NOT NULL, record BLOB NOT NULL, why TEXT)"
             )
+            self._db.execute("CREATE TABLE IF NOT EXISTS maker (fingerprint TEXT, codec TEXT)")
+        try:
+            self._sign(Path(folder))
+        except BaseException:
+            self._db.close()
+            raise
 
     def add(self, image: ImageSource, label: str, *, key: str | None = None) -> str:
         """Encode an example and keep it for sending; gives its key. A known key adds nothing."""
         label = clean_label(label)
         key = key or uuid.uuid4().hex
+        if len(key) > LONGEST_KEY:
+            raise StoreError(
+                f"A key has at most {LONGEST_KEY} characters, and this one {len(key)}."
+            )
         tokens = self._backbone.encode([load_image(image)])[0]
         row = (key, label, self._codec.encode(tokens))
         with self._lock, self._db:
@@ -182,6 +223,19 @@ class EdgeClient(Closing):
                 )
             done += len(taken)
         return done
+
+    def _sign(self, folder: Path) -> None:
+        """Write down who makes the parcels; those of somebody else must be gone first."""
+        own = (self._backbone.spec.fingerprint, self._codec.name)
+        with self._db:
+            found = self._db.execute("SELECT * FROM maker").fetchone()
+            if found not in (own, None) and (waiting := self._count("TRUE")):
+                raise ModelError(
+                    f"The outbox in {folder} still holds {waiting} parcels of another model or "
+                    "codec: open it with those and send or drop them, or use another folder."
+                )
+            self._db.execute("DELETE FROM maker")
+            self._db.execute("INSERT INTO maker VALUES (?, ?)", own)
 
     def _next(self) -> list[Parcel]:
         query = "SELECT key, label, record FROM parcel WHERE why IS NULL ORDER BY number LIMIT ?"

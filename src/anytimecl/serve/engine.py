@@ -40,6 +40,7 @@ from anytimecl.student import Learned
 
 log = logging.getLogger("anytimecl.serve")
 T = TypeVar("T")
+Learn = Callable[..., Learned]  # of label, candidates and key; what it learns from it holds already
 NAMES = 32  # labels embedded in one go
 KNOWN = 10_000  # labels remembered as embedded; the vectors' own cache holds twice as many
 
@@ -122,10 +123,27 @@ class Engine:
                 return known
         await self._name(chosen or ())
         pixels, thumbnail = await self._decode(image, thumbnail=True)
-        given: Tensor | bytes = image
-        if not self.keeps_images:  # a codec of images makes its tokens itself
-            [given] = await self._encode([pixels], lesson=True)
-        return await self.in_turn(lambda: self._teach(given, name, chosen, key, thumbnail))
+        if self.keeps_images:  # a codec of images makes its tokens itself
+            learn: Learn = functools.partial(self.classifier.learn_one, image)
+        else:
+            [tokens] = await self._encode([pixels], lesson=True)
+            learn = functools.partial(self.classifier.learn_tokens, tokens)
+        return await self.in_turn(lambda: self._teach(learn, name, chosen, key, thumbnail))
+
+    async def learn_compressed(
+        self,
+        record: bytes,
+        fingerprint: str,
+        label: str,
+        candidates: Sequence[str] | None,
+        key: str,
+    ) -> Taught:
+        """Durable when it returns; the image was encoded elsewhere, and nobody sees it here."""
+        name = clean_label(label)
+        chosen = None if candidates is None else clean_labels([name, *candidates])
+        await self._name(chosen or ())
+        learn = functools.partial(self.classifier.learn_compressed, record, fingerprint=fingerprint)
+        return await self.in_turn(lambda: self._teach(learn, name, chosen, key, None))
 
     async def forget_example(self, example: int) -> int:
         """Remove one example."""
@@ -314,7 +332,7 @@ class Engine:
 
     def _teach(
         self,
-        given: Tensor | bytes,
+        learn: Learn,
         label: str,
         candidates: Sequence[str] | None,
         key: str | None,
@@ -323,10 +341,7 @@ class Engine:
         if key is not None and (known := self._known(key, label)) is not None:
             return known
         began = time.monotonic()
-        learn: Callable[..., Learned] = (
-            self.classifier.learn_one if isinstance(given, bytes) else self.classifier.learn_tokens
-        )
-        learned = learn(given, label, candidates=candidates, key=key)
+        learned = learn(label, candidates=candidates, key=key)
         self.metrics.learn.observe(time.monotonic() - began)
         self.metrics.steps.inc()
         outcome = Outcome(*learned)

@@ -13,10 +13,12 @@ from fastapi.responses import Response, StreamingResponse
 from anytimecl import __version__
 from anytimecl.classifier import LabelStats
 from anytimecl.prediction import Prediction
+from anytimecl.serve import records
 from anytimecl.serve.engine import Engine, Taught, job_data
 from anytimecl.serve.events import HEARTBEAT, message
 from anytimecl.serve.history import WINDOW
 from anytimecl.serve.problems import Problem
+from anytimecl.serve.records import RecordsAsked, RecordsTold
 from anytimecl.serve.schemas import (
     KEY,
     ConsolidateAsked,
@@ -92,6 +94,16 @@ def make_router(engine: Engine) -> APIRouter:
         taught = await engine.learn(image, asked.label, asked.candidates, key)
         return _learned(taught)
 
+    @router.post(
+        "/records",
+        summary="Learn from compressed features",
+        responses=problem_responses(409, 413, 415, 422),
+        openapi_extra=records.body_schema(),
+    )
+    async def learn_records(request: Request) -> RecordsTold:
+        """For edges that keep their images. What is answered `learned` is durable."""
+        return await records.learn(engine, parse(RecordsAsked, await _json(request)))
+
     @router.get("/examples", summary="The latest examples", responses=problem_responses(422))
     async def examples(
         limit: Annotated[int, Query(ge=1, le=100)] = 24,
@@ -164,10 +176,7 @@ def make_router(engine: Engine) -> APIRouter:
     )
     async def consolidate(request: Request) -> JobTold:
         """Begins a job and answers at once. Predictions go on; lessons wait for its end."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        body = await request.body()
-        if body and kind != "application/json":
-            raise Problem(415, "Send application/json.", accept="application/json")
+        body = await _json(request)
         asked = parse(ConsolidateAsked, body) if body else ConsolidateAsked()
         return JobTold(**job_data(engine.consolidate(asked.epochs)))
 
@@ -202,6 +211,15 @@ def make_router(engine: Engine) -> APIRouter:
         return StreamingResponse(engine.broadcast.listen(), media_type="text/event-stream")
 
     return router
+
+
+async def _json(request: Request) -> bytes:
+    """A body that is JSON, or empty."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    body = await request.body()
+    if body and kind != "application/json":
+        raise Problem(415, "Send application/json.", accept="application/json")
+    return body
 
 
 async def _follow(engine: Engine, identity: str, pause: float = 0.2) -> AsyncIterator[bytes]:
@@ -255,6 +273,8 @@ def _stats(engine: Engine, known: dict[str, LabelStats]) -> StatsTold:
     return StatsTold(
         version=__version__,
         model=engine.classifier.backbone.spec.name,
+        fingerprint=engine.classifier.backbone.spec.fingerprint,
+        codec=engine.classifier.settings.codec,
         keeps_images=engine.keeps_images,
         examples=len(engine.classifier),
         labels=_labels(known),

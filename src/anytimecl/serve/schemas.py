@@ -180,6 +180,8 @@ class StatsTold(BaseModel):
 
     version: str
     model: str
+    fingerprint: str = Field(description="Of the model; what compresses for this memory needs it.")
+    codec: str = Field(description="What this memory stores of an image.")
     keeps_images: bool = Field(description="Whether the memory stores images, or features alone.")
     examples: int
     labels: list[LabelTold]

@@ -1,0 +1,147 @@
+"""Lessons from edges that keep their images: features come compressed, a batch at a time."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from anytimecl.classifier import RecordError
+from anytimecl.errors import LabelError
+from anytimecl.serve.engine import Engine
+from anytimecl.serve.problems import Problem
+from anytimecl.serve.schemas import LABELS, Asked, Label
+
+RECORDS = 64  # in one request
+KEY = 200  # characters, as in a header
+EXAMPLE = {
+    "fingerprint": "0123456789abcdef",
+    "codec": "attention-pca",
+    "examples": [{"key": "edge-7-1", "label": "tabby cat", "record": "AQjFAAADAAAA"}],
+}
+Name = Annotated[str, Field(min_length=1, max_length=100)]
+
+
+class RecordAsked(Asked):
+    """One example."""
+
+    model_config = ConfigDict(val_json_bytes="base64")
+
+    key: str = Field(
+        min_length=1, max_length=KEY, description="A retry with the same key teaches once."
+    )
+    label: Label
+    record: bytes = Field(
+        min_length=1,
+        description="What the codec made of the image, in base64.",
+        json_schema_extra={"format": "byte"},
+    )
+    candidates: list[Label] | None = Field(
+        default=None, min_length=1, max_length=LABELS,
+        description="What it is told apart from; without it, every label seen.",
+    )  # fmt: skip
+
+
+class RecordsAsked(Asked):
+    """A batch of one model and one codec; GET /v1/stats names those of this memory."""
+
+    fingerprint: Name = Field(
+        description="Of the model that encoded the images.",
+        json_schema_extra={"format": "model-fingerprint"},
+    )
+    codec: Name = Field(
+        description="That compressed them.", json_schema_extra={"format": "codec-name"}
+    )
+    examples: list[RecordAsked] = Field(min_length=1, max_length=RECORDS)
+
+
+class RecordTold(BaseModel):
+    """What became of one example."""
+
+    key: str
+    state: Literal["learned", "repeated", "refused", "later"] = Field(
+        description="`repeated`: the key was known, nothing was learned again. `refused`: it will "
+        "never be taken. `later`: it was not taken on; send it again."
+    )
+    id: int | None
+    detail: str | None = Field(description="Why it was refused.")
+
+
+class RecordsTold(BaseModel):
+    """In the order of the request."""
+
+    examples: list[RecordTold]
+
+
+async def learn(engine: Engine, asked: RecordsAsked) -> RecordsTold:
+    """One example after the other, each in its turn, so that others are not kept waiting.
+
+    When there is no more room for them or they take too long, the rest is left for later; a batch
+    of which nothing was taken on is refused as a single lesson would be.
+    """
+    _check_same(engine, asked)
+    end = time.monotonic() + engine.options.learn_seconds
+    told: list[RecordTold] = []
+    for one in asked.examples:
+        try:
+            if told and time.monotonic() > end:
+                break
+            told.append(await _learn_one(engine, asked.fingerprint, one))
+        except Problem as problem:
+            if problem.status == 409:  # the key has taught another label
+                told.append(_refused(one, problem))
+            elif told:
+                break
+            else:
+                raise
+    rest = asked.examples[len(told) :]
+    told += [RecordTold(key=one.key, state="later", id=None, detail=None) for one in rest]
+    return RecordsTold(examples=told)
+
+
+async def _learn_one(engine: Engine, fingerprint: str, one: RecordAsked) -> RecordTold:
+    try:
+        taught = await engine.learn_compressed(
+            one.record, fingerprint, one.label, one.candidates, one.key
+        )
+    except (RecordError, LabelError) as error:
+        return _refused(one, error)
+    state: Literal["learned", "repeated"] = "repeated" if taught.repeated else "learned"
+    return RecordTold(key=one.key, state=state, id=taught.id, detail=None)
+
+
+def _refused(one: RecordAsked, why: Exception) -> RecordTold:
+    return RecordTold(key=one.key, state="refused", id=None, detail=str(why))
+
+
+def _check_same(engine: Engine, asked: RecordsAsked) -> None:
+    """Records of another model or codec are refused before any of them is looked at."""
+    spec, codec = engine.classifier.backbone.spec, engine.classifier.settings.codec
+    if engine.keeps_images:
+        raise Problem(
+            409,
+            "This memory keeps images, and records hold none: send images to /v1/learn, or start "
+            "a service on a memory made with another codec.",
+        )
+    if asked.fingerprint != spec.fingerprint:
+        raise Problem(
+            409,
+            f"These records were made with another model than this memory, which is of "
+            f"{spec.name} (fingerprint {spec.fingerprint}). Features of one model cannot be turned "
+            "into those of another: encode the images again with that model.",
+        )
+    if asked.codec != codec:
+        raise Problem(
+            409,
+            f"This memory takes records of the codec {codec!r} alone: compress the images again "
+            "with that one.",
+        )
+
+
+def body_schema() -> dict[str, Any]:
+    """For the description; the model of one example stands where it is used."""
+    plain = RecordsAsked.model_json_schema()
+    plain["properties"]["examples"]["items"] = plain.pop("$defs")["RecordAsked"]
+    content = {"application/json": {"schema": plain, "example": EXAMPLE}}
+    return {"requestBody": {"required": True, "content": content}}
