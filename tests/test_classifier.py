@@ -322,11 +322,14 @@ def test_beside_labels_learned_others_keep_the_original_probability(blend: str) 
 
 
 @pytest.mark.parametrize("codec", sorted(CODECS.keys() - set(USABLE)))
-def test_a_codec_that_cannot_store_an_image_says_so_and_stores_nothing(codec: str) -> None:
-    classifier = AnytimeClassifier.open(model=model(), settings=settings(codec=codec))
-    with pytest.raises(ModelError, match=codec):
-        classifier.learn_one(*lesson(0))
-    assert len(classifier) == 0
+@pytest.mark.parametrize("where", ["memory", None])
+def test_a_codec_that_must_learn_first_is_refused_before_anything_is_made(
+    codec: str, where: str | None, tmp_path: Path
+) -> None:
+    folder = where and tmp_path / where
+    with pytest.raises(ModelError, match=f"{codec}.*attention-pca"):
+        AnytimeClassifier.open(folder, model=model(), settings=settings(codec=codec))
+    assert list(tmp_path.iterdir()) == []
 
 
 # Learning

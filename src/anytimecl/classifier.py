@@ -22,9 +22,9 @@ from anytimecl.backbone import load as load_backbone
 from anytimecl.blend import Opinions, blend, weights
 from anytimecl.checkpoint import Checkpoint
 from anytimecl.closing import Closing
-from anytimecl.codec import ImageBytes, make_codec
+from anytimecl.codec import Codec, FittedCodec, ImageBytes, make_codec
 from anytimecl.codec.image import file_of
-from anytimecl.errors import AnytimeError, LabelError, StoreError
+from anytimecl.errors import AnytimeError, LabelError, ModelError, StoreError
 from anytimecl.images import ImageSource, load_image
 from anytimecl.keeper import CHECKPOINT, Keeper
 from anytimecl.labels import clean_label, clean_labels
@@ -116,7 +116,7 @@ class AnytimeClassifier(Closing):
         self.backbone = backbone
         self.memory = memory
         self.settings = settings
-        self._codec = make_codec(settings.codec, backbone.spec, backbone.tail)
+        self._codec = _usable_codec(settings.codec, backbone)
         if isinstance(self._codec, ImageBytes):
             self._codec.attach(self.encode)
         self._lock = _Guard()  # guards the student
@@ -157,7 +157,7 @@ class AnytimeClassifier(Closing):
         create = None if read_only else meta
         if not (Path(folder) / MEMORY_FILE).exists():
             # Before the memory is made: what it is made with, it keeps.
-            make_codec((settings or Settings()).codec, backbone.spec, backbone.tail)
+            _usable_codec((settings or Settings()).codec, backbone)
         memory = open_memory(Path(folder), create=create, read_only=read_only, **options)
         try:
             _check_same_model(memory, backbone, folder)
@@ -194,7 +194,10 @@ class AnytimeClassifier(Closing):
     def predict_proba(
         self, images: Any, labels: Sequence[str] | None = None
     ) -> NDArray[np.float32]:
-        """Blended probabilities in the order of `labels`: [label], or [image, label] for many."""
+        """Blended probabilities in the order of `labels`: [label], or [image, label] for many.
+
+        Each label is weighed by itself, so they need not sum to one.
+        """
         many = isinstance(images, list | tuple)
         opinions = self._opinions(self.encode(images if many else [images]), self._asked(labels))
         values: NDArray[np.float32] = blend(self.settings.blend, opinions).cpu().numpy()
@@ -420,17 +423,15 @@ class AnytimeClassifier(Closing):
         with self._lock.reading():
             student = self._student
             records, overall = self._evidence(asked.labels)
-            original = student.learner.original_logits(tokens, asked.vectors).softmax(1)
+            original = student.learner.original_logits(tokens, asked.vectors)
             if not any(record.seen for record in records):
                 # Nothing learned may change an answer over labels never seen.
-                return Opinions(
-                    original, original, original.new_zeros(len(original)), records, overall
-                )
+                alone, nothing = original.softmax(1), original.new_zeros(len(original))
+                return Opinions(alone, alone, nothing, records, overall)
             rows = torch.tensor([student.rows.get(label, -1) for label in asked.labels])
-            logits = student.learner.tuned_logits(tokens, asked.vectors, rows.to(tokens.device))
-            other = student.learner.other_logit.expand(len(logits), 1)
-            none_of_these = torch.cat([logits, other], 1).softmax(1)[:, -1]
-        return Opinions(logits.softmax(1), original, none_of_these, records, overall)
+            tuned = student.learner.tuned_logits(tokens, asked.vectors, rows.to(tokens.device))
+            other = student.learner.other_logit.clone()  # which the next step changes
+        return Opinions.of(tuned, original, other, records, overall)
 
     def _evidence(self, labels: Sequence[str]) -> Any:
         """Copies of the labels' records and of the overall one."""
@@ -540,6 +541,18 @@ def _check(label: str, candidates: Sequence[str] | None) -> tuple[str, tuple[str
     if cleaned not in chosen:
         raise LabelError(f"The label {cleaned!r} is not among its candidates.")
     return cleaned, tuple(chosen)
+
+
+def _usable_codec(name: str, backbone: Backbone) -> Codec:
+    """The codec of that name, if a memory can be kept with it."""
+    codec = make_codec(name, backbone.spec, backbone.tail)
+    if isinstance(codec, FittedCodec):
+        raise ModelError(
+            f"The codec {name!r} must learn from a whole data set before it can store anything, "
+            "and a memory begins with nothing: it is for comparisons (`anytimecl bench codecs`). "
+            'Use "attention-pca", which stores more in as little.'
+        )
+    return codec
 
 
 def _check_same_model(memory: Store, backbone: Backbone, folder: str | Path) -> None:

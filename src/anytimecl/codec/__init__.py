@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from anytimecl.backbone.spec import Spec
+from anytimecl.codec._fitted import FittedCodec
 from anytimecl.codec.attention_pca import AttentionPca, AttentionPcaConfig
 from anytimecl.codec.image import ImageBytes
 from anytimecl.codec.pca_dataset import PcaDataset, PcaDatasetConfig
@@ -28,6 +29,7 @@ __all__ = [
     "AttentionPca",
     "AttentionPcaConfig",
     "Codec",
+    "FittedCodec",
     "ImageBytes",
     "PcaDataset",
     "PcaDatasetConfig",
