@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from tests import helpers
 
+from anytimecl.classifier import AnytimeClassifier
+from anytimecl.errors import StoreError
+from anytimecl.serve.engine import Engine
+from anytimecl.serve.options import Options
 from anytimecl.serve.pending import FILE, TRIES, Pending, Promise
 
 
@@ -28,3 +34,33 @@ def test_what_was_begun_often_is_given_up(tmp_path: Path) -> None:
 def test_rubbish_is_no_promise(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE).write_text(content)
     assert Pending(tmp_path).read() is None
+
+
+def taught(folder: Path) -> Engine:
+    classifier = AnytimeClassifier.open(folder, model=helpers.model(), settings=helpers.settings())
+    classifier.learn_one(*helpers.lesson(0))
+    return Engine(classifier, Options())
+
+
+def test_a_job_that_is_quick_leaves_no_promise(tmp_path: Path) -> None:
+    """Even if it is done before whoever asked for it is told so."""
+    engine = taught(tmp_path)
+    engine.turns.submit = lambda job: job()  # type: ignore[assignment,method-assign,return-value]
+    assert engine.jobs.get(engine.consolidate(1).id).state == "done"  # type: ignore[union-attr]
+    assert Pending(tmp_path).read() is None
+    engine.close()
+
+
+def test_what_cannot_be_noted_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = taught(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(StoreError, match="No space left"):
+        engine.consolidate(1)
+    monkeypatch.undo()
+    assert engine.jobs.latest() is None
+    assert engine.consolidate(1).kind == "consolidate"
+    engine.close()

@@ -197,12 +197,13 @@ class Engine:
         job = self.jobs.begin("consolidate")
         if job is None:
             raise Problem(409, "A consolidation is under way already.")
-        try:
+        try:  # the promise first: a quick job would take it back before it was given
+            self._pending.write(Promise(epochs, begun + 1))
             self.turns.submit(lambda: self._consolidate(job, epochs))
-        except Problem:
+        except BaseException:
+            self._pending.clear()
             self.jobs.drop(job.id)
             raise
-        self._pending.write(Promise(epochs, begun + 1))
         return job
 
     def _keep_promise(self) -> None:

@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from anytimecl.errors import StoreError
+
 FILE = "consolidate.json"
 TRIES = 3  # after so many it may be what ends the process
 
@@ -42,10 +44,14 @@ class Pending:
 
     def write(self, promise: Promise) -> None:
         """It is to be done."""
-        if self._file is not None:
-            part = self._file.with_suffix(".part")
+        if self._file is None:
+            return
+        part = self._file.with_suffix(".part")
+        try:
             part.write_text(json.dumps(promise._asdict()), "ascii")
             os.replace(part, self._file)
+        except OSError as error:
+            raise StoreError(f"What is to be done cannot be noted in {part}: {error}") from error
 
     def clear(self) -> None:
         """It is done, or will never be."""
