@@ -19,7 +19,9 @@ from anytimecl.scale.tree import TreeClassifier, TreePrediction
 from anytimecl.student import Learned
 
 NAME, NAMESPACE = "router", "anytimecl"
-AT_ONCE = 8  # calls that the router works on side by side
+# Calls of a kind that the router works on side by side. Each kind has its own threads, so that
+# teachers who wait for a busy leaf hold up nobody who asks.
+AT_ONCE = {"learn": 8, "ask": 8, "control": 4}
 
 
 class RouterHost:
@@ -74,8 +76,9 @@ class ClusterClassifier:
     def __init__(self, actor: Any) -> None:
         self._ray, self._actor = import_ray(), actor
 
-    def _call(self, method: str, *args: Any, **options: Any) -> Any:
-        return self._ray.get(getattr(self._actor, method).remote(*args, **options))
+    def _call(self, kind: str, method: str, *args: Any, **options: Any) -> Any:
+        remote = getattr(self._actor, method).options(concurrency_group=kind).remote
+        return self._ray.get(remote(*args, **options))
 
     def learn_one(
         self,
@@ -87,7 +90,8 @@ class ClusterClassifier:
     ) -> Learned:
         """Learn one labelled image; it is durable when this returns."""
         sent = load_image(image)
-        found: Learned = self._call("learn_one", sent, label, candidates=candidates, key=key)
+        told = {"candidates": candidates, "key": key}
+        found: Learned = self._call("learn", "learn_one", sent, label, **told)
         return found
 
     def learn_record(
@@ -99,7 +103,8 @@ class ClusterClassifier:
         key: str | None = None,
     ) -> Learned:
         """`learn_one` for an image that was encoded and compressed elsewhere."""
-        found: Learned = self._call("learn_record", record, label, candidates=candidates, key=key)
+        told = {"candidates": candidates, "key": key}
+        found: Learned = self._call("learn", "learn_record", record, label, **told)
         return found
 
     def predict(
@@ -108,36 +113,38 @@ class ClusterClassifier:
         """A `TreePrediction` for one image, a list of them for a list."""
         many = isinstance(images, list | tuple)
         sent = [load_image(image) for image in (images if many else [images])]
-        found: list[TreePrediction] = self._call("predict", sent, labels, threshold=threshold)
+        found: list[TreePrediction] = self._call(
+            "ask", "predict", sent, labels, threshold=threshold
+        )
         return found if many else found[0]
 
     @property
     def labels(self) -> list[str]:
         """Every label learned."""
-        found: list[str] = self._call("labels")
+        found: list[str] = self._call("ask", "labels")
         return found
 
     @property
     def fingerprint(self) -> str:
         """Of the model: an edge must have the same."""
-        return str(self._call("fingerprint"))
+        return str(self._call("ask", "fingerprint"))
 
     def __len__(self) -> int:
-        """Examples stored."""
-        return int(self._call("size"))
+        """Examples stored, once all that is on its way has been learned."""
+        return int(self._call("learn", "size"))
 
     def health(self) -> list[Health]:
         """How each leaf is."""
-        found: list[Health] = self._call("health")
+        found: list[Health] = self._call("control", "health")
         return found
 
     def migrate(self, leaf: int, node: str) -> None:
         """Move a leaf to a node."""
-        self._call("migrate", leaf, node)
+        self._call("control", "migrate", leaf, node)
 
     def down(self) -> None:
         """End the tree on the cluster; its folder stays, with all that it learned."""
-        self._call("close")
+        self._call("control", "close")
         self._ray.kill(self._actor)
 
 
@@ -154,7 +161,11 @@ def up(
     ray = import_ray()
     _connect(ray, address)
     host = ray.remote(
-        num_cpus=cpus, max_concurrency=AT_ONCE, name=NAME, namespace=NAMESPACE, lifetime="detached"
+        num_cpus=cpus,
+        concurrency_groups=AT_ONCE,
+        name=NAME,
+        namespace=NAMESPACE,
+        lifetime="detached",
     )(RouterHost)
     try:
         actor = host.remote(str(Path(folder).resolve()), model, capacity, near, cpus)
