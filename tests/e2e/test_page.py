@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,20 @@ from tests.e2e.conftest import Serve
 pytestmark = pytest.mark.e2e
 SHOTS = os.environ.get("ANYTIMECL_SHOTS")  # a folder for screenshots
 FLOWERS = "rose, dahlia, sunflower, tulip, orange flower, marigold"
+
+# A few steps are over before anybody could look: the page itself keeps what it showed.
+WATCH_JOB = """() => {
+    window.said = [];
+    window.hid = [];
+    new MutationObserver((changes) => {
+        for (const change of changes)
+            for (const node of change.addedNodes) said.push(node.textContent);
+    }).observe(document.getElementById("job"), { childList: true });
+    new MutationObserver((changes) => {
+        for (const change of changes) hid.push(change.oldValue !== null);
+    }).observe(document.getElementById("progress"),
+               { attributeFilter: ["hidden"], attributeOldValue: true });
+}"""
 
 
 @contextmanager
@@ -184,9 +199,17 @@ def test_everything_else_a_person_does(browser: Any, serve: Serve, photos: Path)
         page.wait_for_selector("#preview[alt='The image']")
         assert page.evaluate("document.getElementById('video').srcObject") is None  # it is off
 
-        # Consolidate, with progress.
+        # Consolidate, with progress: a bar comes and goes, and words count the steps beside it.
+        page.evaluate(WATCH_JOB)
         page.click("#consolidate")
         page.wait_for_selector("#job:has-text('done')")
+        counted = [re.fullmatch(r"step (\d+) of (\d+)", words) for words in page.evaluate("said")]
+        steps = [(int(found[1]), int(found[2])) for found in counted if found]
+        # Three epochs, and one batch holds all. The page may be told of a step twice.
+        assert list(dict.fromkeys(steps)) == [(1, 3), (2, 3), (3, 3)]
+        assert page.evaluate("hid")[:2] == [True, False]  # it came, and it went
+        assert page.locator("#progress").is_hidden()
+        assert page.locator("#progress").evaluate("(bar) => [bar.value, bar.max]") == [3, 3]
 
         # Forget one, then a label, each after a question.
         page.locator("#gallery button").first.click()
