@@ -18,7 +18,7 @@ help:
 	@echo 'make format     rewrite the code as lint wants it'
 	@echo 'make test-e2e   tests that start whole programs'
 	@echo 'make test-slow  tests that take minutes'
-	@echo 'make bench      speed and size beside a plain reference; ARGS="..." is passed on'
+	@echo 'make bench      speed and size beside a plain reference; ARGS="--only step --step.rounds 5"'
 	@echo 'make setup      environment in $(VENV), embedded model in the cache'
 	@echo 'make clean      remove the environment and every cache in this folder'
 

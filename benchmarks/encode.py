@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -28,12 +29,14 @@ WARM_UP = 3
 SETTLE = 0.1  # seconds; onnxruntime's threads spin on after a run, and would slow the next one
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Print the two medians and their ratio; fail if the ratio is over the limit."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.encode", description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("--images", type=int, default=30)
     parser.add_argument("--limit", type=float, default=1.3)
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(words)
     ours, reference = measure(chosen.images)
     ratio = float(np.median(np.array(ours) / np.array(reference)))
     print(f"source ONNX alone     {1000 * np.median(reference):8.1f} ms an image (median)")

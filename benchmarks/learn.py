@@ -1,6 +1,6 @@
 """What learning one image costs beside encoding it, and whether a large memory slows it down.
 
-    python -m benchmarks.learn [--examples 1000000]
+    python -m benchmarks.learn [--examples 1000000] [--images 30]
 
 1. `learn_one` on the embedded model against encoding the same image, in turns.
 2. A step of the method (draw, read, decode, update) with a thousand stored examples and with a
@@ -116,11 +116,12 @@ def large_against_small(count: int, rounds: int = 40) -> None:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.learn", description=__doc__.split("\n")[0])
     parser.add_argument("--examples", type=int, default=1_000_000)
-    given = parser.parse_args()
-    learn_against_encode()
+    parser.add_argument("--images", type=int, default=30)
+    given = parser.parse_args(words)
+    learn_against_encode(given.images)
     large_against_small(given.examples)
 
 

@@ -37,16 +37,18 @@ BATCH = 31
 AT_ONCE = 2000  # records in one transaction while filling
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Fill, measure in a fresh process, print, and fail if a limit is broken."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.memory", description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--size", type=int, default=4400)
     parser.add_argument("--labels", type=int, default=1000)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--layouts", action="store_true")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(words)
     if chosen.measure:
         print(json.dumps(measure(chosen.measure)))
         return

@@ -1,6 +1,6 @@
 """One online step on this machine, beside a plain full-block step in the same run.
 
-    python -m benchmarks.step [--device cpu]
+    python -m benchmarks.step [--device cpu] [--rounds 15]
 
 ViT-B/32 sizes (50 tokens of 768), batch 32, 100 labels. The plain reference computes every token
 of the block and steps with torch's default AdamW.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
@@ -121,11 +121,11 @@ def compare(title: str, count: int, device: str, rounds: int) -> None:
         print(f"{title:9} {name:26} {value:8.2f} ms   {ratio:6.1f} x", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.step", description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=15)
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     for title, count in (("ViT-B/32", 50), ("ViT-B/16", 197)):
         compare(title, count, given.device, given.rounds)
 
