@@ -82,5 +82,26 @@ def test_refusals(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="names of the first"):
             Ensemble(first, {"tuned": oracle})
         wrong = Ensemble(first, {"mine": lambda images, labels: [[1.0]]})
-        with pytest.raises(ModelError, match="finite number for each"):
+        with pytest.raises(ModelError, match="a probability for each of 1 images and 4 labels"):
             wrong.predict(helpers.picture(0), helpers.LABELS)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        [-0.1, -3.0, -4.0, -5.0],  # log-probabilities
+        [0.0, 0.0, 9.0, 2.0],  # logits
+        [0.0, 0.0, 0.0, 0.0],
+        [1.5, -0.5, 0.0, 0.0],
+        [float("nan"), 0.5, 0.5, 0.0],
+    ],
+)
+def test_what_is_no_probability_is_refused_and_teaches_nothing(row: list[float]) -> None:
+    with AnytimeClassifier.open(model=CLIP, settings=helpers.settings()) as first:
+        scores = lambda images, labels: [row[: len(labels)]] * len(images)  # noqa: E731
+        ensemble = Ensemble(first, {"mine": scores})
+        with pytest.raises(ModelError, match="softmax first"):
+            ensemble.predict(helpers.picture(0), helpers.LABELS)
+        with pytest.raises(ModelError, match="softmax first"):
+            ensemble.learn_one(*helpers.lesson(0))
+        assert len(first) == 0

@@ -1,8 +1,9 @@
 """Several models that learn and answer together: CLIP as it was, CLIP tuned, and any others.
 
 The first classifier brings the original and the tuned model. Others join by name: a tuned DINOv2,
-or a scorer of the user's own that learns nothing here. Each is judged, label by label, on examples
-that it has not learned yet, and the blend of `anytimecl.scale.blend` weighs them by that.
+or a scorer of the user's own that learns nothing here. All of them speak in probabilities. Each is
+judged, label by label, on examples that it has not learned yet, and the blend of
+`anytimecl.scale.blend` weighs them by that.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import PIL.Image
@@ -33,7 +34,20 @@ from anytimecl.student import Learned
 FILE = "ensemble.json"
 ORIGINAL, TUNED = "original", "tuned"
 SAVE_EVERY = 256  # examples: what the estimates lose at most to a crash
-Scorer = Callable[[Sequence[PIL.Image.Image], Sequence[str]], ArrayLike]  # -> [image, label]
+ROUNDING = 0.01  # that the probabilities of an image may be off one in sum
+
+
+class Scorer(Protocol):
+    """A model of the user's own, which learns nothing here."""
+
+    def __call__(self, images: Sequence[PIL.Image.Image], labels: Sequence[str], /) -> ArrayLike:
+        """Probabilities [image, label]: none below zero, and those of an image add up to one.
+
+        Scores of another kind (logits, log-probabilities) go through a softmax first.
+        """
+        ...
+
+
 Member = AnytimeClassifier | Scorer
 
 
@@ -144,10 +158,17 @@ def _scored(member: Member, images: Sequence[PIL.Image.Image], labels: Sequence[
         found: list[Prediction] = member.predict(list(images), labels)
         return _tensor([one.tuned or one.original for one in found])
     values = torch.from_numpy(np.array(member(images, labels), np.float32))
-    if values.shape != (len(images), len(labels)) or not values.isfinite().all():
+    if values.shape != (len(images), len(labels)):
         raise ModelError(
-            f"A scorer gives a finite number for each of {len(images)} images and {len(labels)} "
+            f"A scorer gives a probability for each of {len(images)} images and {len(labels)} "
             f"labels, and not the shape {tuple(values.shape)}."
+        )
+    off = (values.sum(1) - 1).abs()
+    if not ((values >= 0).all() and (off <= ROUNDING).all()):  # nor is any of them no number
+        raise ModelError(
+            "A scorer gives probabilities: none below zero, and those of an image add up to one. "
+            f"This one gave {values.min():.3g} to {values.max():.3g}, and sums up to "
+            f"{off.max():.3g} off. Logits and log-probabilities need a softmax first."
         )
     return values
 
