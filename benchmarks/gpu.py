@@ -1,28 +1,32 @@
 """Learning on a GPU, each figure beside a plain full-block step in the same run.
 
-    python -m benchmarks.gpu OUT [--examples 226080] [--device cuda]
+    python -m benchmarks.gpu OUT [--examples 226080] [--device cuda] [--plot PICTURE]
+    python -m benchmarks.gpu benchmarks/results/gpu.jsonl --plot docs/img/roofline.png --only-plot
 
 For ViT-B/32, B/16, L/14 and DINOv2 ViT-S/14 sizes (random weights; time does not depend on them):
 the online step as a captured graph, `learn_many` from a resident compressed memory, `learn_one`
-through the durable path, prediction, an offline step, and the plain reference. Then what the card
-can do at most: copying, multiplying, and so a step. Last, as many examples as the paper's eight
-tasks hold, learned one by one, estimates included. OUT gets one JSON line a figure; `--plot` draws
-them against the card's limits.
+into a memory on disk, prediction, an offline step, and the plain reference. Before them, what the
+card can do at most: copying, multiplying, and so a step. Last, as many examples as the paper's
+eight tasks hold, learned one by one, estimates included. OUT gets one JSON line a figure. `--plot`
+draws the last run in it against the card's limits (`roofline.py`); with `--only-plot` nothing is
+measured, and no GPU needed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from benchmarks.step import BATCH, make_spec, make_tail, plain_step
+from benchmarks.roofline import BATCH, LABELS, RANK, SIZES, Size, draw, work
+from benchmarks.step import make_spec, make_tail, plain_step
 from torch import Tensor
 
 from anytimecl.backbone import Backbone
@@ -30,30 +34,13 @@ from anytimecl.backbone.spec import Spec
 from anytimecl.codec import make_codec
 from anytimecl.learner import AdamW, Batch, Learner, LearnerConfig
 from anytimecl.lock import TurnLock
-from anytimecl.memory import RamMemory
+from anytimecl.memory import open_memory
 from anytimecl.settings import Settings
 from anytimecl.stream import StreamLearner
 from anytimecl.student import Student
 from anytimecl.tail import LowRank, Seen
 
-RANK, LABELS, RESIDENT = 6, 100, 4096
-
-
-class Size(NamedTuple):
-    """Of a model."""
-
-    tokens: int
-    width: int
-    heads: int
-    dim: int
-
-
-SIZES = {
-    "ViT-B/32": Size(50, 768, 12, 512),
-    "ViT-B/16": Size(197, 768, 12, 512),
-    "ViT-L/14": Size(257, 1024, 16, 768),
-    "DINOv2 ViT-S/14": Size(257, 384, 6, 384),
-}
+RESIDENT = 4096  # examples
 
 
 def milliseconds(run: Callable[[], Any], device: str, rounds: int = 20, each: int = 1) -> float:
@@ -152,20 +139,24 @@ class Bench:
         return tuned.softmax(1) + learner.original_logits(batch.tokens, batch.vectors).softmax(1)
 
     def learn_one(self) -> float:
-        """Compress, store, draw, decode, score, update: all but the trunk."""
+        """Compress, store durably, draw, decode, score, update: all but the trunk."""
         backbone = Backbone(self.spec, lambda pixels: pixels, self.tail, text=self._text)
         codec = make_codec("attention-pca", self.spec, self.tail)
-        student = Student(backbone, codec, RamMemory(), Settings(), TurnLock())
         tokens = self.draw(self.size.tokens, self.size.width).cpu()
         numbers = iter(range(1_000_000))
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            open_memory(Path(folder) / "memory", create={}) as memory,
+        ):
+            student = Student(backbone, codec, memory, Settings(), TurnLock())
 
-        def one() -> None:
-            label, record = f"label {next(numbers) % LABELS}", codec.encode(tokens)
-            student.teach(student.memory.append(label, record), label, record, None)
+            def one() -> None:
+                label, record = f"label {next(numbers) % LABELS}", codec.encode(tokens)
+                student.teach(memory.append(label, record), label, record, None)
 
-        for _ in range(LABELS):
-            one()
-        return milliseconds(one, self.device)
+            for _ in range(LABELS):
+                one()
+            return milliseconds(one, self.device)
 
     def _text(self, texts: Any) -> Tensor:
         return F.normalize(torch.randn(len(texts), self.size.dim), dim=-1)
@@ -184,45 +175,54 @@ def ceilings(device: str) -> dict[str, float]:
     return {"copy TB/s": copied, "matrix TFLOP/s": rate}
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--examples", type=int, default=226_080)  # the paper's eight tasks
     parser.add_argument("--sizes", default=",".join(SIZES))
-    given = parser.parse_args()
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--only-plot", action="store_true")
+    given = parser.parse_args(words)
+    if given.only_plot and not given.plot:
+        parser.error("--only-plot needs --plot PICTURE")
+    if not given.only_plot:
+        measure(given.out, given.device, given.sizes.split(","), given.examples)
+    if given.plot:
+        draw(given.out, given.plot)
+
+
+def measure(out: Path, device: str, sizes: Sequence[str], examples: int) -> None:
+    """Everything, a line each to the end of `out`."""
     torch.set_grad_enabled(False)
-    card = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
+    card = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     about = {"card": card, "torch": torch.__version__}
 
     def told(**figure: Any) -> None:
         print(json.dumps(figure), flush=True)
-        with given.out.open("a") as file:
+        with out.open("a") as file:
             file.write(json.dumps(about | figure) + "\n")
 
-    limits = ceilings(given.device)
+    limits = ceilings(device)
     told(limits=limits)
-    for name in given.sizes.split(","):
-        bench = Bench(SIZES[name], given.device)
+    for name in sizes:
+        bench = Bench(SIZES[name], device)
         found = bench.figures()
-        weights = sum(p.numel() for n, p in bench.tail.items() if n.startswith("layers."))
-        least = 6 * 4 * weights / limits["copy TB/s"] / 1e9  # weights, moments: read and written
+        least = work(SIZES[name]).bytes / limits["copy TB/s"] / 1e9
         told(
             size=name,
             milliseconds={k: round(v, 4) for k, v in found.items()},
             times_faster=round(found["plain full-block step"] / found["online step"], 1),
             bound_by_copying=round(least, 4),
         )
-    if given.examples:
-        bench = Bench(SIZES["ViT-B/32"], given.device, given.examples)
+    if examples:
+        bench = Bench(SIZES["ViT-B/32"], device, examples)
         stream = bench.stream(labels=1000)
         began = time.perf_counter()
-        stream.learn(range(given.examples))
-        _wait(given.device)
+        stream.learn(range(examples))
+        _wait(device)
         seconds = time.perf_counter() - began
-        told(
-            examples=given.examples, seconds=round(seconds, 1), right=stream.estimates.overall.tuned
-        )
+        told(examples=examples, seconds=round(seconds, 1), right=stream.estimates.overall.tuned)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,132 @@
+"""What an online step must multiply and move at least, and how near a card comes to that.
+
+`benchmarks.gpu` measures; this counts, and draws one against the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.step import BATCH, LABELS
+
+RANK = 6  # components of an example, beside its mean
+
+
+class Size(NamedTuple):
+    """Of a model."""
+
+    tokens: int
+    width: int
+    heads: int
+    dim: int
+
+
+SIZES = {
+    "ViT-B/32": Size(50, 768, 12, 512),
+    "ViT-B/16": Size(197, 768, 12, 512),
+    "ViT-L/14": Size(257, 1024, 16, 768),
+    "DINOv2 ViT-S/14": Size(257, 384, 6, 384),
+}
+
+
+class Work(NamedTuple):
+    """Of one step."""
+
+    flops: int
+    bytes: int
+
+    @property
+    def intensity(self) -> float:
+        """Operations a byte."""
+        return self.flops / self.bytes
+
+
+def work(size: Size, batch: int = BATCH, labels: int = LABELS) -> Work:
+    """Count the online step over compressed examples.
+
+    Operations are those of matrix products, two for each multiplication and addition; what goes
+    element by element is not counted. Bytes are what no cache can spare: weights and both moments
+    come and go, the batch, the labels and the projection come. So a step that reads the weights
+    more than once, as this one does, lies further below the roof.
+    """
+    tokens, width, heads, dim = size
+    rank = -(-(RANK + 1) // 8) * 8  # the mean is one more, and eight are multiplied at once
+    weights = 12 * width**2  # query, key, value, output; twice four of them in the MLP
+    vectors = 12 * width  # biases, except the key's, which has no gradient, and both norms
+
+    through = 3 * 2 * batch * weights  # forward, back to the input, gradient of the weight
+    patches = rank * width + (tokens - 1) * rank  # by components, then by coefficients
+    attention = 4 * 2 * batch * heads * (patches + width)  # scores and mixture, and both back
+    answers = 2 * 2 * batch * (dim * width + labels * dim)  # projection and labels, and back
+
+    adam = 3 * 2 * 4 * (weights + vectors)  # three tensors, read and written, single precision
+    examples = 2 * batch * (width + patches)  # half precision
+    frozen = 4 * (dim * width + labels * dim)
+    return Work(through + attention + answers, adam + examples + frozen)
+
+
+class Measured(NamedTuple):
+    """What a card did."""
+
+    card: str
+    copy: float  # bytes a second
+    rate: float  # operations a second
+    steps: dict[str, float]  # seconds of an online step, by size
+
+
+def latest(lines: Sequence[Mapping[str, Any]]) -> Measured:
+    """The last run in a file of results, which may hold several."""
+    starts = [number for number, line in enumerate(lines) if "limits" in line]
+    steps = {
+        line["size"]: line["milliseconds"]["online step"] / 1000
+        for line in lines[starts[-1] if starts else 0 :]
+        if line.get("size") in SIZES
+    }
+    if not starts or not steps:
+        raise SystemExit("The file holds no run of benchmarks.gpu: limits, then a line a size.")
+    first = lines[starts[-1]]
+    limits = first["limits"]
+    about = f"{first['card']}, torch {first['torch']}"
+    return Measured(about, 1e12 * limits["copy TB/s"], 1e12 * limits["matrix TFLOP/s"], steps)
+
+
+def draw(results: Path, picture: Path) -> None:
+    """The last run in `results` as a roofline plot."""
+    from matplotlib.figure import Figure  # no pyplot: no window, no global state
+
+    found = latest([json.loads(line) for line in results.read_text().splitlines()])
+    ridge = found.rate / found.copy
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    ends = [ridge / 30, ridge, ridge * 4]
+    roof = [min(found.copy * x, found.rate) / 1e12 for x in ends]
+    axes.plot(ends, roof, color="black", linewidth=1.2)
+    axes.annotate(
+        f"copying: {found.copy / 1e12:.2f} TB/s", (ridge / 4, roof[1] / 4), (-6, 4),
+        textcoords="offset points", fontsize=8, horizontalalignment="right",
+    )  # fmt: skip
+    axes.annotate(
+        f"multiplying: {found.rate / 1e12:.0f} TFLOP/s", (ridge, roof[1]), (4, 5),
+        textcoords="offset points", fontsize=8,
+    )  # fmt: skip
+    for number, (name, seconds) in enumerate(found.steps.items()):
+        counted = work(SIZES[name])
+        reached, allowed = counted.flops / seconds, found.copy * counted.intensity
+        allowed = min(allowed, found.rate)
+        x, colour = counted.intensity, f"C{number}"
+        axes.plot([x, x], [reached / 1e12, allowed / 1e12], color=colour, linestyle=":")
+        axes.plot(
+            x, reached / 1e12, "o", color=colour,
+            label=f"{name}: {1000 * seconds:.3f} ms, {reached / allowed:.0%} of the roof",
+        )  # fmt: skip
+    axes.set_xlabel("operations a byte that must be moved")
+    axes.set_ylabel("10¹² operations a second")
+    axes.set_title(f"The online step, batch {BATCH} · {found.card}", fontsize=10)
+    axes.grid(visible=True, which="both", alpha=0.2)
+    axes.legend(fontsize=8, loc="lower right")
+    figure.savefig(picture, dpi=130)
