@@ -162,7 +162,12 @@ def test_a_tree_from_the_command_line(tmp_path: Path, cluster: Any) -> None:
     found = tree.predict([helpers.picture(0)], ["cat", "dog"])
     assert found[0].probabilities.keys() == {"cat", "dog"}
     assert not found[0].degraded
-    assert "1 examples of 1 labels" in run(["status", *where])
+    more = [(helpers.picture(n), "dog", str(n)) for n in range(1, 4)]
+    assert tree.learn_many([*more, (helpers.picture(4), "cat")]) == 4
+    tree.consolidate(epochs=1)
+    assert {label: known.examples for label, known in tree.stats().items()} == {"cat": 2, "dog": 3}
+    assert tree.forget(label="dog") == 3
+    assert "2 examples of 1 labels" in run(["status", *where])
     with pytest.raises(AnytimeError, match="already"):
         router.up(tmp_path / "other", model=model)
     assert "Stopped" in run(["down", *where])

@@ -199,6 +199,29 @@ def test_forgetting_a_label_reaches_every_leaf(tmp_path: Path) -> None:
         assert "cat" not in tree.labels
 
 
+def test_one_leaf_consolidates_and_tells_its_stats_as_the_classifier_does(tmp_path: Path) -> None:
+    single = helpers.taught(range(12))
+    with grown(tmp_path, 12) as tree:
+        assert tree.stats() == single.stats()
+        single.consolidate(epochs=2)
+        tree.consolidate(epochs=2)
+        assert not helpers.differing(helpers.knowledge(single), helpers.knowledge(leaf(tree, 0)))
+
+
+def test_every_leaf_consolidates_and_counts(tmp_path: Path) -> None:
+    with grown(tmp_path, 24, capacity=10) as tree:
+        before = {n: helpers.knowledge(leaf(tree, n)) for n in tree.routes.leaves()}
+        assert len(before) > 1
+        tree.consolidate(epochs=1)
+        for number, knew in before.items():
+            assert helpers.changed(
+                knew["tensors"], helpers.knowledge(leaf(tree, number))["tensors"]
+            )
+        counts = {label: known.examples for label, known in tree.stats().items()}
+        taught = [helpers.lesson(n)[1] for n in range(24)]
+        assert counts == {label: taught.count(label) for label in set(taught)}
+
+
 def test_refusals(tmp_path: Path) -> None:
     with opened(tmp_path / "a") as tree:
         with pytest.raises(LabelError, match="not among its candidates"):

@@ -6,19 +6,23 @@ compressed, and knows the way to the leaves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from anytimecl.classifier import LabelStats
 from anytimecl.errors import AnytimeError
 from anytimecl.images import ImageSource, load_image
+from anytimecl.scale.answers import TreePrediction
 from anytimecl.scale.leaf_host import import_ray
 from anytimecl.scale.leaves import Health
 from anytimecl.scale.on_ray import OnRay, on_ray
-from anytimecl.scale.tree import TreeClassifier, TreePrediction
+from anytimecl.scale.tree import TreeClassifier
 from anytimecl.student import Learned
 
 NAME, NAMESPACE = "router", "anytimecl"
+TOGETHER = 32  # images that travel to the router in one call
 # Calls of a kind that the router works on side by side. Each kind has its own threads, so that
 # teachers who wait for a busy leaf hold up nobody who asks.
 AT_ONCE = {"learn": 8, "ask": 8, "control": 4}
@@ -39,6 +43,22 @@ class RouterHost:
     def learn_record(self, *args: Any, **options: Any) -> Learned:
         """As the tree does."""
         return self._tree.learn_record(*args, **options)
+
+    def learn_many(self, examples: list[Any]) -> int:
+        """As the tree does."""
+        return self._tree.learn_many(examples)
+
+    def forget(self, label: str) -> int:
+        """As the tree does."""
+        return self._tree.forget(label=label)
+
+    def consolidate(self, epochs: int) -> None:
+        """As the tree does."""
+        self._tree.consolidate(epochs)
+
+    def stats(self) -> dict[str, LabelStats]:
+        """As the tree does."""
+        return self._tree.stats()
 
     def predict(self, *args: Any, **options: Any) -> Any:
         """As the tree does."""
@@ -71,7 +91,7 @@ class RouterHost:
 
 
 class ClusterClassifier:
-    """A tree on a cluster, with the calls of `AnytimeClassifier`."""
+    """A tree on a cluster, with the calls of `TreeClassifier` for images and records."""
 
     def __init__(self, actor: Any) -> None:
         self._ray, self._actor = import_ray(), actor
@@ -105,6 +125,28 @@ class ClusterClassifier:
         """`learn_one` for an image that was encoded and compressed elsewhere."""
         told = {"candidates": candidates, "key": key}
         found: Learned = self._call("learn", "learn_record", record, label, **told)
+        return found
+
+    def learn_many(
+        self, examples: Iterable[tuple[ImageSource, str] | tuple[ImageSource, str, str | None]]
+    ) -> int:
+        """`learn_one` for each (image, label) or (image, label, key); leaves work side by side."""
+        rest, count = iter(examples), 0
+        while some := [(load_image(image), *told) for image, *told in islice(rest, TOGETHER)]:
+            count += int(self._call("learn", "learn_many", some))
+        return count
+
+    def forget(self, *, label: str) -> int:
+        """Remove every example of a label, for good, from every leaf; returns how many."""
+        return int(self._call("learn", "forget", label))
+
+    def consolidate(self, epochs: int = 10) -> None:
+        """Train every leaf offline over its own memory, one after the other."""
+        self._call("learn", "consolidate", epochs)
+
+    def stats(self) -> dict[str, LabelStats]:
+        """Per label: examples of all leaves, and the means of what they know by their examples."""
+        found: dict[str, LabelStats] = self._call("learn", "stats")
         return found
 
     def predict(

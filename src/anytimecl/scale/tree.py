@@ -11,7 +11,6 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,14 +19,15 @@ from torch import Tensor
 
 from anytimecl.backbone import Backbone
 from anytimecl.backbone import load as load_backbone
+from anytimecl.classifier import LabelStats
 from anytimecl.closing import Closing
 from anytimecl.codec import make_codec
 from anytimecl.errors import LabelError, ModelError, StoreError
 from anytimecl.images import ImageSource, load_image
 from anytimecl.labels import clean_label, clean_labels
-from anytimecl.prediction import Prediction, predictions
-from anytimecl.scale.answers import mixed, original_only
-from anytimecl.scale.leaf import Answer, Lesson, image_vectors
+from anytimecl.prediction import predictions
+from anytimecl.scale.answers import TreePrediction, gathered, mixed, original_only, pooled
+from anytimecl.scale.leaf import Lesson, image_vectors
 from anytimecl.scale.leaves import Health, Here, Leaves, leaf_folder
 from anytimecl.scale.routes import Routes
 from anytimecl.settings import Settings
@@ -40,25 +40,13 @@ PATIENCE = 10.0  # seconds that a leaf's answer is waited for
 MakeLeaves = Callable[[Path, Backbone, Settings], Leaves]
 
 
-@dataclass(frozen=True)
-class TreePrediction(Prediction):
-    """A prediction, the leaves that made it, and those that should have but could not."""
-
-    leaves: tuple[int, ...] = field(default=(), repr=False)
-    missing: tuple[int, ...] = ()
-
-    @property
-    def degraded(self) -> bool:
-        """Whether a leaf that matters was out of reach: what it learned had no say."""
-        return bool(self.missing)
-
-
 class TreeClassifier(Closing):
     """`AnytimeClassifier` over as many leaves as its examples need.
 
     `capacity` is how many examples a leaf holds before it becomes two; None: there is one leaf.
     An image asks the `near` leaves that are nearest. Ids of examples are those of their leaf, so
-    they change when it splits; keys do not.
+    they change when it splits; keys do not. So `forget` takes a label only; and there is no
+    `predict_proba`, `rebuild` or `save_pretrained`: the folder is all there is.
     """
 
     def __init__(
@@ -240,6 +228,16 @@ class TreeClassifier(Closing):
             self._labels.pop(label, None)
         return sum(gone.values())
 
+    def consolidate(self, epochs: int = 10) -> None:
+        """Train every leaf offline over its own memory, one after the other.
+
+        Predictions go on; what is taught meanwhile waits. An interruption leaves each leaf as it
+        was before or after its turn.
+        """
+        with self._lock:  # so none splits
+            for leaf in self._sizes:
+                self.leaves.call(leaf, "consolidate", epochs)
+
     # ----------------------------------------------------------------------------- prediction
 
     def encode(self, images: Sequence[ImageSource]) -> Tensor:
@@ -287,7 +285,7 @@ class TreeClassifier(Closing):
         }
         found: dict[int, TreePrediction] = {}
         for leaves, images in groups.items():
-            answers, missing = _gathered(waiting[leaves], self.patience)
+            answers, missing = gathered(waiting[leaves], self.patience)
             if answers:
                 distances = torch.tensor([[near[i][leaf] for leaf in answers] for i in images])
                 answer = mixed(list(answers.values()), (-distances / NEARNESS).softmax(1))
@@ -304,6 +302,11 @@ class TreeClassifier(Closing):
     def labels(self) -> list[str]:
         """Every label learned, in order of first appearance."""
         return list(self._labels)
+
+    def stats(self) -> dict[str, LabelStats]:
+        """Per label: examples of all leaves, and the means of what they know by their examples."""
+        with self._lock:
+            return pooled([self.leaves.call(leaf, "stats") for leaf in self._sizes])
 
     def __len__(self) -> int:
         """Examples stored."""
@@ -326,19 +329,6 @@ class TreeClassifier(Closing):
         """Wait for what is on its way, and let go of everything."""
         self.settle()
         self.leaves.close()
-
-
-def _gathered(
-    waiting: dict[int, Future[Answer]], patience: float
-) -> tuple[dict[int, Answer], tuple[int, ...]]:
-    """The answers that came, and the leaves that did not answer."""
-    answers, missing = {}, []
-    for leaf, future in waiting.items():
-        try:
-            answers[leaf] = future.result(timeout=patience)
-        except (ConnectionError, TimeoutError):
-            missing.append(leaf)
-    return answers, tuple(missing)
 
 
 def _meta(backbone: Backbone, settings: Settings) -> dict[str, str]:
