@@ -250,7 +250,7 @@ def test_without_pyarrow_the_way_out_is_told(
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with (
         open_memory(made(tmp_path / "a"), read_only=True) as memory,
-        pytest.raises(StoreError, match=r"anytimecl\[export\]"),
+        pytest.raises(StoreError, match=r"pip install -c constraints.txt '\.\[export\]'"),
     ):
         export_memory(memory, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +43,14 @@ def test_serve_refuses_strangers_before_it_loads_anything(run: Run) -> None:
     assert result.exit_code == 2
     assert "no token is set" in result.output
     assert not Path("memory").exists()
+
+
+def test_serve_tells_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    result = run("serve", "--memory", "memory")
+    assert result.exit_code == 2
+    told = " ".join(result.output.split())
+    assert "needs uvicorn: pip install -c constraints.txt '.[serve]'" in told
 
 
 def test_serve_tells_of_wrong_tokens(run: Run) -> None:

@@ -3,5 +3,5 @@
     from anytimecl.adapters.sklearn import AnytimeSklearnClassifier
     from anytimecl.adapters.river import AnytimeRiverClassifier
 
-Both come with `pip install 'anytimecl[adapters]'`.
+Both come with `pip install -c constraints.txt '.[adapters]'`.
 """

@@ -382,7 +382,7 @@ def _tower(
         except ImportError as error:
             needed = " ".join(str(error).split())
             if "sentencepiece" in needed.lower():
-                needed = "sentencepiece. Install it: pip install 'anytimecl[siglip]'"
+                needed = "sentencepiece: pip install -c constraints.txt '.[siglip]'"
             raise ModelError(f"The tokeniser of {name} needs another package: {needed}") from error
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             raise ModelError(f"The text side of {name} cannot be loaded: {error}") from error

@@ -87,7 +87,7 @@ def _check_installed() -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise AnytimeError(
-            f"The service needs {error.name}: pip install -c constraints.txt 'anytimecl[serve]'"
+            f"The service needs {error.name}: pip install -c constraints.txt '.[serve]'"
         ) from error
 
 

@@ -207,6 +207,6 @@ def pyarrow_parquet() -> Any:
         import pyarrow.parquet
     except ImportError as error:
         raise StoreError(
-            "Parquet files need pyarrow: install it with pip install 'anytimecl[export]'."
+            "Parquet files need pyarrow: pip install -c constraints.txt '.[export]'"
         ) from error
     return pyarrow.parquet
