@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from benchmarks.roofline import BATCH, LABELS, RANK, SIZES, Size, draw, work
-from benchmarks.step import make_spec, make_tail, plain_step
+from benchmarks.roofline import RANK, SIZES, Size, draw, work
+from benchmarks.step import BATCH, LABELS, make_spec, make_tail, plain_step
 from torch import Tensor
 
 from anytimecl.backbone import Backbone
