@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
+import threading
+from collections import Counter
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from tests import helpers
+from torch import Tensor
 
 from anytimecl.errors import LabelError, ModelError, StoreError
 from anytimecl.scale import tree as trees
-from anytimecl.scale.leaf import Leaf, Lesson
-from anytimecl.scale.leaves import Here, leaf_folder
+from anytimecl.scale.leaf import Answer, Leaf, Lesson, image_vectors
+from anytimecl.scale.leaves import Here, Unreachable, leaf_folder
 from anytimecl.scale.routes import Routes, nearer, two_means
 from anytimecl.scale.tree import TreeClassifier
+from anytimecl.student import Learned
 
 COUNT = 40
 MODEL = helpers.model()
@@ -183,12 +189,78 @@ def test_images_that_are_all_alike_stay_together(tmp_path: Path) -> None:
         assert (tree.routes.leaves(), len(tree)) == ([0], 8)
 
 
-def test_near_leaves_share_an_answer(tmp_path: Path) -> None:
-    with grown(tmp_path, capacity=8) as tree:
-        tree.near = 2
-        for one in tree.predict([helpers.picture(n) for n in range(5)], helpers.LABELS):
-            assert len(one.leaves) == 2
-            assert one.probabilities.keys() == set(helpers.LABELS)
+class Watched(Here):
+    """Leaves that note who is asked about how many images."""
+
+    asked: ClassVar[list[tuple[int, int]]] = []
+
+    def ask(self, leaf: int, tokens: Tensor, *rest: Any) -> Future[Answer]:
+        self.asked.append((leaf, len(tokens)))
+        return super().ask(leaf, tokens, *rest)
+
+
+def test_near_leaves_share_an_answer_and_no_other_is_asked(tmp_path: Path) -> None:
+    with grown(tmp_path, capacity=8, leaves=Watched) as tree:
+        assert len(tree.routes.leaves()) > 3
+        pictures = [helpers.picture(n) for n in range(5)]
+        tokens = tree.encode(pictures)
+        vectors = image_vectors(MODEL, tokens)
+        labels = MODEL.embed_labels(helpers.LABELS)
+        for near in (1, 2):
+            tree.near = near
+            Watched.asked.clear()
+            found = tree.predict(pictures, helpers.LABELS)
+            matter = [tree.routes.near(vector, near) for vector in vectors]
+            expected = Counter(number for its in matter for number, _ in its)
+            told = Counter[int]()
+            for number, images in Watched.asked:
+                told[number] += images
+            assert told == expected  # each image is sent to its leaves and to no other
+            for image, (one, its) in enumerate(zip(found, matter, strict=True)):
+                assert one.leaves == tuple(number for number, _ in its)
+                assert len(its) == near
+                slow, whole = torch.zeros(len(helpers.LABELS)), 0.0
+                for number, distance in its:  # nearer leaves count more
+                    weight = math.exp(-distance / trees.NEARNESS)
+                    alone = leaf(tree, number).answer(tokens[[image]], helpers.LABELS, labels)
+                    slow, whole = slow + weight * alone.values[0], whole + weight
+                said = torch.tensor(list(one.probabilities.values()))
+                torch.testing.assert_close(said, slow / whole)
+
+
+class Stuck(Here):
+    """Leaves that never finish a lesson, until the test says so."""
+
+    sent: ClassVar[list[Future[Learned]]] = []
+
+    def teach(self, leaf: int, lesson: Lesson) -> Future[Learned]:
+        self.sent.append(Future())
+        return self.sent[-1]
+
+    def finish(self) -> None:
+        self.sent.pop(0).set_exception(Unreachable("it never answered"))
+
+
+def test_a_teacher_waits_for_a_leaf_that_never_answers_and_nobody_else_does(tmp_path: Path) -> None:
+    tree = opened(tmp_path, leaves=Stuck)
+    assert isinstance(tree.leaves, Stuck)
+    record = tree.codec.encode(tree.encode([helpers.picture(0)])[0])
+    for _ in range(trees.PENDING):
+        tree.submit(record, "cat")
+    waiting = threading.Thread(target=tree.submit, args=(record, "cat"))
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    assert len(Stuck.sent) == trees.PENDING
+    assert tree.predict(helpers.picture(0), ["cat", "dog"]).label in ("cat", "dog")
+    assert len(tree.health()) == 1
+    tree.leaves.finish()  # one place is free
+    waiting.join(5)
+    assert not waiting.is_alive()
+    assert len(Stuck.sent) == trees.PENDING
+    while Stuck.sent:
+        tree.leaves.finish()
+    tree.close()
 
 
 def test_forgetting_a_label_reaches_every_leaf(tmp_path: Path) -> None:
