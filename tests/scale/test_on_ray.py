@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from anytimecl import cli
 from anytimecl.errors import AnytimeError
 from anytimecl.scale import router
+from anytimecl.scale.leaf import image_vectors
 from anytimecl.scale.on_ray import OnRay, on_ray
 from anytimecl.scale.router import connect
 from anytimecl.scale.tree import TreeClassifier
@@ -107,13 +108,16 @@ def test_a_node_dies_in_the_middle(tmp_path: Path, cluster: Any) -> None:
     lost = {each.leaf for each in tree.health() if each.node == dying.node_id}
     cluster.remove_node(dying, allow_graceful=False)
 
+    vectors = image_vectors(tree.backbone, tree.encode(ASKED))
+    own_leaves = [(tree.routes.leaf_of(vector),) for vector in vectors]
     degraded, began = 0, time.monotonic()
     while time.monotonic() - began < 120:
         found = tree.predict(ASKED, helpers.LABELS)  # goes on, whatever is gone
         missing = {leaf for one in found for leaf in one.missing}
         degraded += bool(missing)
         assert missing <= lost
-        assert all(one.degraded == bool(one.missing) for one in found)
+        # Each image was a matter for its own leaf, and for no other.
+        assert [one.leaves + one.missing for one in found] == own_leaves
         if degraded and not missing and all(each.alive for each in tree.health()):
             break
         time.sleep(0.2)
