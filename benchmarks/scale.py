@@ -5,7 +5,7 @@
     python -m benchmarks.scale throughput [--leaves 1,2,4,8] [--nodes 1,2]
     python -m benchmarks.scale memory
     python -m benchmarks.scale regions DATA
-    python -m benchmarks.scale billion [--simulate 10000000]
+    python -m benchmarks.scale billion [--simulate 10000000] [--awake 1,0.01] [--cpus 1]
 
 `capacity` is the paper's ablation of node capacities: accuracy over the whole task as examples
 arrive, one tuned tail a leaf; without a limit there is one leaf. `throughput` teaches leaves on Ray
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import multiprocessing
 import os
 import resource
 import tempfile
@@ -26,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import PIL.Image
@@ -38,8 +39,11 @@ from anytimecl.backbone import Backbone
 from anytimecl.backbone._pictures import pictures
 from anytimecl.codec import make_codec
 from anytimecl.scale.leaf import Leaf, Lesson, image_vectors
+from anytimecl.scale.leaf_host import LeafHost, write_tail
 from anytimecl.scale.leaves import Here, leaf_folder
+from anytimecl.scale.router import AT_ONCE
 from anytimecl.scale.routes import Routes, nearer, two_means
+from anytimecl.scale.told import LabelFile
 from anytimecl.settings import Settings
 
 SETTINGS = Settings()
@@ -301,13 +305,16 @@ def billion(given: argparse.Namespace) -> None:
     print(f"| forks on the way to a leaf | {expected['depth']:.1f} | {depth:.1f} |")
     early = f"{found['early_fill']:.3f} at {found['early']:,} examples, as the model has it"
     print(f"\nfilled share of a leaf: {early}; {found['fill']:.3f} at the end")
-    print(
-        "\n| examples | leaves | records, GB | leaves, GB | nodes to hold them "
-        "| lessons/s of those | days to learn them all | network, MB/s |"
-    )
-    print("|---" * 8 + "|")
-    for power in range(5, 10):
-        print(_row(10**power, given.capacity, found["early_fill"], constants))
+    for awake in map(float, given.awake.split(",")):
+        print(f"\n{awake:.0%} of the leaves awake, {given.cpus:g} core each:")
+        print(
+            "| examples | leaves | disk, GB | nodes for disk | for RAM | for cores "
+            "| lessons/s of the most of these | days to learn them all | network, MB/s |"
+        )
+        print("|---" * 9 + "|")
+        for power in range(5, 10):
+            shape = predicted_shape(10**power, given.capacity, found["early_fill"])
+            print(_row(10**power, shape, constants, awake, given.cpus))
 
 
 def predicted_shape(examples: float, capacity: int, fill: float) -> dict[str, float]:
@@ -324,20 +331,47 @@ def predicted_shape(examples: float, capacity: int, fill: float) -> dict[str, fl
     }
 
 
-def _row(examples: int, capacity: int, fill: float, constants: dict[str, Any]) -> str:
+class Node(NamedTuple):
+    """What a machine has."""
+
+    cores: int = 16
+    ram: float = 64e9  # bytes
+    disk: float = 4e12
+
+
+NODE = Node()
+
+
+class Needed(NamedTuple):
+    """Nodes, for each of the things that can run out."""
+
+    disk: int
+    ram: int
+    cores: int
+
+
+def needed(disk: float, awake: float, leaf_ram: float, cpus: float, node: Node = NODE) -> Needed:
+    """For so many bytes on disk and so many leaves awake, each with its RAM and its cores."""
+    amounts = disk / node.disk, awake * leaf_ram / node.ram, awake * cpus / node.cores
+    return Needed(*(max(1, math.ceil(amount)) for amount in amounts))
+
+
+def _row(
+    examples: int, shape: dict[str, float], constants: dict[str, Any], share: float, cpus: float
+) -> str:
     value = {name: number for name, (number, _) in constants.items()}
-    shape = predicted_shape(examples, capacity, fill)
-    records = examples * value["record"] / 1e9
-    kept = shape["leaves"] * value["leaf on disk"] / 1e9
-    # A node: 16 cores, 64 GB of RAM, 4 TB of disk.
-    nodes = max(1, math.ceil((records + kept) / 4000))
+    disk = examples * value["record"] + shape["leaves"] * value["leaf on disk"]
+    awake = max(1.0, share * shape["leaves"])
+    nodes = needed(disk, awake, value["leaf in RAM"], cpus)
     work = value["route"] + value["step"] + shape["copies"] * value["copy"]
-    rate = nodes * 16 * 1000 / work
-    days = examples / rate / 86400
-    network = rate * value["record"] / 1e6
+    # A leaf learns on one core, so no more of them work than there are leaves awake.
+    # And every lesson goes through the one router.
+    router = AT_ONCE["learn"] / value["route"]
+    rate = min(max(nodes) * NODE.cores / work, awake / value["step"], router) * 1000
     return (
-        f"| {examples:,} | {shape['leaves']:,.0f} | {records:,.1f} | {kept:,.1f} | {nodes} "
-        f"| {rate:,.0f} | {days:,.2f} | {network:,.1f} |"
+        f"| {examples:,} | {shape['leaves']:,.0f} | {disk / 1e9:,.1f} | {nodes.disk:,} "
+        f"| {nodes.ram:,} | {nodes.cores:,} | {rate:,.0f} | {examples / rate / 86400:,.2f} "
+        f"| {rate * value['record'] / 1e6:,.1f} |"
     )
 
 
@@ -366,7 +400,31 @@ def measured() -> dict[str, tuple[float, str]]:
         "route": (route, "ms of one core, to decode a record and embed it for routing"),
         "copy": (copy, "ms of one core, to move an example when its leaf splits"),
         "leaf on disk": (float(disk), "bytes, the checkpoint of weights and optimiser"),
+        "leaf in RAM": (_leaf_in_ram(model, records), "bytes of its own, a process with one leaf"),
     }
+
+
+def _leaf_in_ram(model: Backbone, records: Sequence[bytes]) -> float:
+    """Of a leaf as it runs on Ray, in a process without a trunk; Ray's own share is not in it."""
+    labels = [f"thing {i}" for i in range(20)]
+    with tempfile.TemporaryDirectory() as folder:
+        write_tail(model, Path(folder))
+        LabelFile(Path(folder)).put(dict(zip(labels, model.embed_labels(labels), strict=True)))
+        lessons = [Lesson(record, labels[i % 20]) for i, record in enumerate(records[:64])]
+        given = folder, 0, model.spec.to_dict(), SETTINGS.to_json(), lessons
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            return pool.apply(_own_bytes, given)
+
+
+def _own_bytes(
+    folder: str, leaf: int, spec: dict[str, Any], settings: str, lessons: Sequence[Lesson]
+) -> float:
+    host = LeafHost(folder, leaf, spec, settings)
+    for lesson in lessons:
+        host.teach(lesson)
+    found = Path("/proc/self/smaps_rollup").read_text().split("Anonymous:")[1].split()[0]
+    host.call("close")
+    return float(found) * 1024
 
 
 @contextmanager
@@ -492,6 +550,8 @@ def main(words: Sequence[str] | None = None) -> None:
     one.add_argument("--simulate", type=int, default=10_000_000)
     one.add_argument("--capacity", type=int, default=10_000)
     one.add_argument("--dim", type=int, default=8)
+    one.add_argument("--awake", default="1,0.01", help="shares of the leaves that are in RAM")
+    one.add_argument("--cpus", type=float, default=1.0, help="that a leaf awake asks of its node")
     one.set_defaults(run=billion)
     given = parser.parse_args(words)
     given.run(given)
