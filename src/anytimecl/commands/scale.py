@@ -84,6 +84,6 @@ def down(address: Address = "auto") -> None:
 
 
 def _line(each: Health) -> str:
-    state = "up" if each.alive else "starting again"
+    state = "up" if each.alive else "out of reach"
     again = f", restarted {each.restarts} times" if each.restarts else ""
     return f"leaf {each.leaf}: {state} on {each.node[:8]}, {each.pending} waiting{again}"

@@ -27,7 +27,7 @@ def import_ray() -> Any:
         import ray
     except ImportError as error:
         raise AnytimeError(
-            "A cluster needs Ray: pip install -c constraints.txt 'anytimecl[scale]'"
+            "A cluster needs Ray: pip install -c constraints.txt '.[scale]'"
         ) from error
     return ray
 
