@@ -34,9 +34,11 @@ import PIL.Image
 import torch
 from torch import Tensor
 
+from anytimecl import AnytimeClassifier
 from anytimecl import backbone as backbones
 from anytimecl.backbone import Backbone
 from anytimecl.backbone._pictures import pictures
+from anytimecl.bench.data import Split
 from anytimecl.codec import make_codec
 from anytimecl.scale.leaf import Leaf, Lesson, image_vectors
 from anytimecl.scale.leaf_host import LeafHost, write_tail
@@ -251,39 +253,51 @@ def _resident() -> int:
 # ------------------------------------------------------------------------------------- regions
 
 
+QUARTERS = [(x, y, x + 224, y + 224) for y in (0, 224) for x in (0, 224)]
+
+
+def fours(split: Split, count: int) -> Iterator[tuple[PIL.Image.Image, list[PIL.Image.Image], Any]]:
+    """Pictures made of four images each, the four, and their labels."""
+    order = np.random.default_rng(0).permutation(len(split))[: 4 * count]
+    for four in order[: len(order) // 4 * 4].reshape(-1, 4).tolist():
+        crops = [split.load(i).resize((224, 224)) for i in four]
+        picture = PIL.Image.new("RGB", (448, 448))
+        for crop, box in zip(crops, QUARTERS, strict=True):
+            picture.paste(crop, box)
+        yield picture, crops, [split.labels[i] for i in four]
+
+
 def regions(given: argparse.Namespace) -> None:
-    """A quarter of a picture of four, beside the crop and the whole; zero-shot."""
+    """A quarter of a picture of four, beside the crop and the whole; then regions are taught."""
     from anytimecl.bench.data import open_set
-    from anytimecl.scale.regions import coverage, region_tokens
+    from anytimecl.scale.regions import encode_regions, learn_region, predict_regions
 
     model = backbones.load("embedded", device=given.device)
-    print("| task | images | crop encoded | region of one encoding | whole picture |")
-    print("|---|---|---|---|---|")
+    print(
+        "| task | images | crop encoded | region of one encoding | whole picture "
+        f"| region, after {4 * given.taught} regions of others |"
+    )
+    print("|---" * 6 + "|")
     for name in given.tasks.split(","):
         task = open_set(name, given.data)
+        clf = AnytimeClassifier.open(model=model)
         vectors = model.embed_labels(task.names)
-        order = np.random.default_rng(0).permutation(len(task.test))[: 4 * given.count]
         hits: dict[str, list[bool]] = defaultdict(list)
-        for four in order[: len(order) // 4 * 4].reshape(-1, 4).tolist():
-            crops = [task.test.load(i).resize((224, 224)) for i in four]
-            picture = PIL.Image.new("RGB", (448, 448))
-            boxes = [(224 * (k % 2), 224 * (k // 2)) for k in range(4)]
-            for crop, (left, top) in zip(crops, boxes, strict=True):
-                picture.paste(crop, (left, top))
-            (tokens,) = model.encode([picture])
-            parts = [
-                region_tokens(tokens, coverage((x, y, x + 224, y + 224), picture.size, model.spec))
-                for x, y in boxes
-            ]
-            ways = {"crop": model.encode(crops), "region": torch.stack(parts)}
-            ways["whole"] = tokens.expand(4, -1, -1)
-            for way, seen in ways.items():
+        for picture, crops, labels in fours(task.test, given.count):
+            tokens = {"crop": model.encode(crops)}
+            tokens["region"] = encode_regions(clf, model.spec, picture, QUARTERS)
+            tokens["whole"] = model.encode([picture]).expand(4, -1, -1)
+            for way, seen in tokens.items():
                 best = (image_vectors(model, seen) @ vectors.T).argmax(1).tolist()
-                right = [
-                    task.names[b] == task.test.labels[i] for b, i in zip(best, four, strict=True)
-                ]
-                hits[way] += right
-        cells = [f"{100 * np.mean(hits[way]):.1f}" for way in ("crop", "region", "whole")]
+                hits[way] += [task.names[b] == y for b, y in zip(best, labels, strict=True)]
+        for picture, _, labels in fours(task.train, given.taught) if task.train else ():
+            for box, label in zip(QUARTERS, labels, strict=True):
+                learn_region(clf, picture, box, label)
+        for picture, _, labels in fours(task.test, given.count) if len(clf) else ():
+            said = predict_regions(clf, picture, QUARTERS, task.names)
+            hits["taught"] += [one.label == y for one, y in zip(said, labels, strict=True)]
+        ways = ("crop", "region", "whole", "taught")
+        cells = [f"{100 * np.mean(hits[way]):.1f}" if hits[way] else "-" for way in ways]
         print(f"| {name} | {len(hits['crop'])} | " + " | ".join(cells) + " |", flush=True)
 
 
@@ -541,8 +555,9 @@ def main(words: Sequence[str] | None = None) -> None:
     one.add_argument("--steps", type=int, default=200)
     one.set_defaults(run=memory)
     one = kinds.add_parser("regions")
+    one.add_argument("--taught", type=int, default=75, help="pictures of four to learn from")
     one.add_argument("data", type=Path)
-    one.add_argument("--tasks", default="caltech101,pets")
+    one.add_argument("--tasks", default="caltech101,pets,resisc12")
     one.add_argument("--count", type=int, default=40, help="pictures of four")
     one.add_argument("--device", default="cpu")
     one.set_defaults(run=regions)
