@@ -118,12 +118,10 @@ class TreeStream:
         self, leaf: LeafStream, tokens: Tensor | Seen, names: Sequence[str], embedded: Tensor
     ) -> Opinions:
         rows = torch.tensor([leaf.rows.get(label, -1) for label in names], device=embedded.device)
-        tuned = leaf.learner.tuned_logits(tokens, embedded, rows)
-        other = leaf.learner.other_logit.expand(len(tuned), 1)
-        return Opinions(
-            tuned=tuned.softmax(1),
-            original=leaf.learner.original_logits(tokens, embedded).softmax(1),
-            other=torch.cat([tuned, other], 1).softmax(1)[:, -1],
-            records=[leaf.estimates.of(label) for label in names],
-            overall=leaf.estimates.overall,
+        return Opinions.of(
+            leaf.learner.tuned_logits(tokens, embedded, rows),
+            leaf.learner.original_logits(tokens, embedded),
+            leaf.learner.other_logit,
+            [leaf.estimates.of(label) for label in names],
+            leaf.estimates.overall,
         )
