@@ -38,7 +38,7 @@ from anytimecl.memory import open_memory
 from anytimecl.settings import Settings
 from anytimecl.stream import StreamLearner
 from anytimecl.student import Student
-from anytimecl.tail import LowRank, Seen
+from anytimecl.tail import Seen, Tokens
 
 RESIDENT = 4096  # examples
 
@@ -77,10 +77,9 @@ class Bench:
 
     def compressed(self, count: int) -> Seen:
         tokens, width = self.size.tokens, self.size.width
-        shapes = ((count, tokens - 1, RANK), (count, RANK, width), (count, width))
-        return Seen(
-            self.draw(count, width).half(), LowRank(*(self.draw(*s).half() for s in shapes))
-        )
+        shapes = ((count, width), (count, width), (count, RANK, width), (count, tokens - 1, RANK))
+        low = Tokens.low_rank(*(self.draw(*shape).half() for shape in shapes))
+        return Seen(self.draw(count, width).half(), low)
 
     def stream(self, labels: int = LABELS) -> StreamLearner:
         names = [f"label {i % labels}" for i in range(self.resident)]
@@ -93,11 +92,10 @@ class Bench:
         )
 
     def batch(self, count: int = BATCH) -> Batch:
-        seen = self.compressed(count)
-        parts = LowRank(*(part.float() for part in seen.patches))
+        seen = self.compressed(count).map(Tensor.float)
         target = torch.arange(count, device=self.device) % LABELS
         rows = torch.arange(LABELS, device=self.device)
-        return Batch(Seen(seen.cls.float(), parts), target, self.vectors, rows)
+        return Batch(seen, target, self.vectors, rows)
 
     def figures(self) -> dict[str, float]:
         """Milliseconds."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.step import BATCH, LABELS
 
-RANK = 6  # components of an example, beside its mean
+RANK = 6  # components of an example, beside its class token and its mean
 
 
 class Size(NamedTuple):
@@ -53,17 +53,18 @@ def work(size: Size, batch: int = BATCH, labels: int = LABELS) -> Work:
     more than once, as this one does, lies further below the roof.
     """
     tokens, width, heads, dim = size
-    rank = -(-(RANK + 1) // 8) * 8  # the mean is one more, and eight are multiplied at once
+    parts = RANK + 2  # eight, which tensor cores multiply at once
     weights = 12 * width**2  # query, key, value, output; twice four of them in the MLP
     vectors = 12 * width  # biases, except the key's, which has no gradient, and both norms
 
     through = 3 * 2 * batch * weights  # forward, back to the input, gradient of the weight
-    patches = rank * width + (tokens - 1) * rank  # by components, then by coefficients
-    attention = 4 * 2 * batch * heads * (patches + width)  # scores and mixture, and both back
+    image = parts * width + tokens * parts  # parts, then their coefficients
+    # Scores and mixture, both back, and the gradients of the parts, for the norm's affine.
+    attention = 2 * batch * heads * (4 * image + 2 * parts * width)
     answers = 2 * 2 * batch * (dim * width + labels * dim)  # projection and labels, and back
 
     adam = 3 * 2 * 4 * (weights + vectors)  # three tensors, read and written, single precision
-    examples = 2 * batch * (width + patches)  # half precision
+    examples = 2 * batch * (width + image)  # half precision
     frozen = 4 * (dim * width + labels * dim)
     return Work(through + attention + answers, adam + examples + frozen)
 

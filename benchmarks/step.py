@@ -21,7 +21,7 @@ from anytimecl.backbone.spec import Preprocess, Spec, TailSpec
 from anytimecl.backbone.trunk import block
 from anytimecl.learner import Batch, Learner, LearnerConfig
 from anytimecl.loss import anytime_loss
-from anytimecl.tail import LowRank, Seen
+from anytimecl.tail import Seen, Tokens, normalise
 
 BATCH, LABELS, DIM = 32, 100, 512
 
@@ -104,7 +104,8 @@ def compare(title: str, count: int, device: str, rounds: int) -> None:
     draw = lambda *shape: torch.randn(*shape, generator=random).to(device)  # noqa: E731
     tokens, vectors = draw(BATCH, count, 768), F.normalize(draw(LABELS, DIM), dim=-1)
     target = torch.arange(BATCH, device=device)
-    low = LowRank(draw(BATCH, count - 1, 5), draw(BATCH, 5, 768), draw(BATCH, 768))
+    own, mean = normalise(tokens[:, 0], 1e-5), draw(BATCH, 768)
+    low = Tokens.low_rank(own, mean, draw(BATCH, 5, 768), draw(BATCH, count - 1, 5))
     taken = timed(
         {
             "plain full block": plain_step(spec, tail, tokens, target, vectors),

@@ -13,7 +13,7 @@ from anytimecl import stream
 from anytimecl.settings import Settings
 from anytimecl.stream import StreamLearner
 from anytimecl.student import Student
-from anytimecl.tail import Dense, LowRank, Seen
+from anytimecl.tail import Seen, Tokens, normalise
 
 COUNT = 30
 
@@ -80,15 +80,16 @@ def test_compressed_examples_are_learned_as_they_are() -> None:
     backbone, chosen = model(), settings(seed=2)
     random = torch.Generator().manual_seed(1)
     width, labels = backbone.spec.tail.width, [lesson(number)[1] for number in range(COUNT)]
-    shapes = ((COUNT, width), (COUNT, 4, 3), (COUNT, 3, width), (COUNT, width))
+    shapes = ((COUNT, width), (COUNT, width), (COUNT, 3, width), (COUNT, 4, 3))
     cls, *parts = (torch.randn(shape, generator=random) for shape in shapes)
-    low = LowRank(*parts)
-    whole = Dense(low.coefficients @ low.components + low.mean.unsqueeze(1))
+    low = Tokens.low_rank(normalise(cls, backbone.spec.tail.norm_eps), *parts)
+    assert low.coefficients is not None
+    whole = Tokens(low.coefficients @ low.parts)
     vectors = {label: backbone.embed_labels([label])[0] for label in set(labels)}
     states = []
-    for patches in (low, whole):
+    for tokens in (low, whole):
         learner = StreamLearner(
-            backbone.spec, backbone.tail, chosen, Seen(cls, patches), labels, vectors
+            backbone.spec, backbone.tail, chosen, Seen(cls, tokens), labels, vectors
         )
         learner.learn(range(COUNT))
         states.append(learner.learner.state())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anytimecl.backbone.spec import TailSpec
 from anytimecl.backbone.trunk import activate, block
-from anytimecl.tail import Dense, LowRank, Seen, embed, look, normalise
+from anytimecl.tail import Seen, Tokens, embed, look, normalise
 
 MODELS = {
     "clip, quick gelu": ("clip", {"hidden_act": "quick_gelu"}),
@@ -137,33 +137,28 @@ def test_in_single_precision_the_difference_is_rounding() -> None:
     torch.testing.assert_close(one, full, rtol=1e-5, atol=1e-5)
 
 
-def low_rank(batch: int, tokens: int, width: int, rank: int) -> LowRank:
-    return LowRank(
-        noise(batch, tokens, rank, seed=2),
-        noise(batch, rank, width, seed=3),
-        noise(batch, width, seed=4),
-    )
-
-
-def multiplied_out(patches: LowRank) -> Dense:
-    """What the three parts stand for, number by number."""
-    batch, tokens, rank = patches.coefficients.shape
-    whole = patches.mean.unsqueeze(1).repeat(1, tokens, 1)
+def low_rank(own: Tensor, patches: int, rank: int) -> tuple[Tokens, Tokens]:
+    """Compressed, and what that stands for, number by number."""
+    batch, width = own.shape
+    coefficients = noise(batch, patches, rank, seed=2)
+    components = noise(batch, rank, width, seed=3)
+    mean = noise(batch, width, seed=4)
+    whole = torch.stack([own] + patches * [mean], 1)
     for b in range(batch):
-        for t in range(tokens):
+        for t in range(patches):
             for r in range(rank):
-                whole[b, t] += patches.coefficients[b, t, r] * patches.components[b, r]
-    return Dense(whole)
+                whole[b, 1 + t] += coefficients[b, t, r] * components[b, r]
+    return Tokens.low_rank(own, mean, components, coefficients), Tokens(whole)
 
 
 @pytest.mark.parametrize("rank", [1, 3])
 def test_low_rank_patches_equal_the_patches_multiplied_out(rank: int) -> None:
     backbone = model()
     spec = backbone.spec.tail
-    patches = low_rank(3, backbone.spec.tokens - 1, spec.width, rank)
     cls = 3 * noise(3, spec.width, seed=5)
-    seen = Seen(cls, patches)
-    dense = Seen(cls, multiplied_out(patches))
+    own = normalise(cls, spec.norm_eps)
+    parts, tokens = low_rank(own, backbone.spec.tokens - 1, rank)
+    seen, dense = Seen(cls, parts), Seen(cls, tokens)
     by_parts = both_ways(lambda params: embed(params, spec, seen), backbone.tail)
     whole = both_ways(lambda params: embed(params, spec, dense), backbone.tail)
     torch.testing.assert_close(by_parts[0], whole[0], rtol=1e-10, atol=1e-10)
@@ -176,10 +171,10 @@ def test_compressed_patches_are_read_without_being_normalised_again() -> None:
     backbone = model()
     spec = backbone.spec.tail
     tokens = 3 * noise(2, backbone.spec.tokens, spec.width)
-    patches = normalise(tokens[:, 1:], spec.norm_eps)
+    own, patches = normalise(tokens, spec.norm_eps).split([1, tokens.shape[1] - 1], 1)
     mean = patches.mean(1)
     u, s, vh = torch.linalg.svd(patches - mean.unsqueeze(1), full_matrices=False)
-    seen = Seen(tokens[:, 0], LowRank(u * s.unsqueeze(1), vh, mean))
+    seen = Seen(tokens[:, 0], Tokens.low_rank(own[:, 0], mean, vh, u * s.unsqueeze(1)))
     params = {name: value.double() for name, value in backbone.tail.items()}
     torch.testing.assert_close(embed(params, spec, seen), full_block(params, spec, tokens))
 
@@ -189,21 +184,20 @@ def test_some_of_the_images_give_some_of_the_features(kind: str) -> None:
     backbone = model()
     spec = backbone.spec.tail
     cls = noise(5, spec.width)
-    patches = low_rank(5, backbone.spec.tokens - 1, spec.width, 2)
-    seen = Seen(cls, patches if kind == "low rank" else multiplied_out(patches))
+    parts, tokens = low_rank(normalise(cls, spec.norm_eps), backbone.spec.tokens - 1, 2)
+    seen = Seen(cls, parts if kind == "low rank" else tokens)
     params = {name: value.double() for name, value in backbone.tail.items()}
     some = embed(params, spec, seen.pick(slice(1, 3)))
     torch.testing.assert_close(some, embed(params, spec, seen)[1:3])
 
 
-def test_looking_splits_off_the_class_token_and_normalises_the_rest() -> None:
+def test_looking_keeps_the_class_token_and_normalises_all() -> None:
     tokens = 5 * noise(2, 4, 8) + 1
     seen = look(tokens, eps=1e-5)
     assert torch.equal(seen.cls, tokens[:, 0])
-    assert isinstance(seen.patches, Dense)
-    rest = tokens[:, 1:]
-    spread = (rest.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
-    torch.testing.assert_close(seen.patches.tokens, (rest - rest.mean(-1, keepdim=True)) / spread)
+    spread = (tokens.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    centred = tokens - tokens.mean(-1, keepdim=True)
+    torch.testing.assert_close(seen.tokens.parts, centred / spread)
 
 
 def test_no_images_give_no_features() -> None:
@@ -216,6 +210,7 @@ def test_no_images_give_no_features() -> None:
 def test_only_the_last_block_reads_compressed_tokens(kind: str) -> None:
     backbone = model(kind, blocks=2)
     spec = backbone.spec.tail
-    seen = Seen(noise(1, spec.width), low_rank(1, backbone.spec.tokens, spec.width, 1))
+    cls = noise(1, spec.width)
+    seen = Seen(cls, low_rank(cls, backbone.spec.tokens, 1)[0])
     with pytest.raises(AssertionError, match="only the last block"):
         embed(backbone.tail, spec, seen)

@@ -10,8 +10,9 @@ import torch
 from tests.helpers import model
 from tests.test_learner import LABELS, batch_of, learner_of
 
+from anytimecl.attention import STACKED
 from anytimecl.learner import LearnerConfig
-from anytimecl.tail import LowRank, Seen, look
+from anytimecl.tail import Seen, Tokens, look
 from anytimecl.thin import Question, supports, thin_step
 
 CONFIG = LearnerConfig(beta=0.3, scale=30.0)
@@ -20,8 +21,8 @@ DOUBLE: dict[str, Any] = {"dtype": torch.float64}
 
 @pytest.mark.parametrize("activation", ["quick_gelu", "gelu", "gelu_tanh", "silu"])
 @pytest.mark.parametrize("kind", ["clip", "dinov2"])
-@pytest.mark.parametrize("compressed", [False, True])
-def test_the_gradients_are_autograds(kind: str, activation: str, compressed: bool) -> None:
+@pytest.mark.parametrize("form", ["tokens", "compressed", "side by side"])
+def test_the_gradients_are_autograds(kind: str, activation: str, form: str) -> None:
     backbone = model(kind)
     tail = dataclasses.replace(backbone.spec.tail, activation=activation)
     backbone = dataclasses.replace(backbone, spec=dataclasses.replace(backbone.spec, tail=tail))
@@ -30,11 +31,11 @@ def test_the_gradients_are_autograds(kind: str, activation: str, compressed: boo
     learner.begin(3.0)
     batch = batch_of(backbone, 1, masked=True, **DOUBLE)
     seen = look(batch.tokens, tail.norm_eps)  # type: ignore[arg-type]
-    if compressed:
+    if form != "tokens":
         random = torch.Generator().manual_seed(0)
-        shapes = ((6, 5, 3), (6, 3, tail.width), (6, tail.width))
+        shapes = ((6, tail.width), (6, 3, tail.width), (6, 5, 3))
         parts = (torch.randn(shape, generator=random, **DOUBLE) for shape in shapes)
-        seen = Seen(seen.cls, LowRank(*parts))
+        seen = Seen(seen.cls, Tokens.low_rank(seen.tokens.parts[:, 0], *parts))
     weight = torch.arange(1.0, 7, **DOUBLE) / 21
     batch = dataclasses.replace(batch, tokens=seen, weight=weight)
     expected = learner._by_autograd(batch)
@@ -43,7 +44,11 @@ def test_the_gradients_are_autograds(kind: str, activation: str, compressed: boo
     question = Question(
         seen, batch.target, batch.vectors, batch.mask, weight, learner.spec.logit_scale, 30.0, 0.3
     )
-    found = thin_step(learner.params, learner.other, tail, question)
+    params = dict(learner.params)
+    if form == "side by side":
+        at = f"layers.{tail.last}."
+        params[at + STACKED] = learner.stacked([f"{at}self_attn.{x}_proj.weight" for x in "qkv"])
+    found = thin_step(params, learner.other, tail, question)
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-9, atol=1e-9)
     gradients = {name: thin.whole() for name, thin in found.matrices.items()} | found.vectors
     assert gradients.keys() == expected.whole().keys()

@@ -7,7 +7,7 @@ they are, so that the features stay in the space of the text.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -155,6 +155,12 @@ class Learner:
         names = {name: p for name, p in blocks.items() if name.startswith("layers.")}
         shifts = {} if self.config.tune == "block" else {"classifier": self.shifts}
         return names | {"other": self.other} | shifts
+
+    def stacked(self, names: Sequence[str]) -> Tensor:
+        """These weights one behind the other; from now on each is a view of its part."""
+        whole = torch.cat([self.params[name] for name in names])
+        self.params |= dict(zip(names, whole.chunk(len(names)), strict=True))
+        return whole
 
     def tuned_logits(self, tokens: Tensor | Seen, vectors: Tensor, rows: Tensor) -> Tensor:
         """[example, label], from the weights as they are now."""

@@ -19,13 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anytimecl.attention import STACKED
 from anytimecl.backbone.spec import Spec
 from anytimecl.blend import Estimates
 from anytimecl.learner import Batch, Learner
 from anytimecl.sampling import SAMPLERS
 from anytimecl.settings import Settings
-from anytimecl.tail import Dense, Factored, LowRank, Params, Seen, look
-from anytimecl.thin import Attended, Gradients, Thin, early_step, late_step, supports
+from anytimecl.tail import Params, Seen, Tokens, look
+from anytimecl.thin import Gradients, Half, Thin, early_step, late_step, supports
 
 STRETCH = 2048  # steps whose draws are made ahead; the device works on one stretch meanwhile
 _CHUNK = 256  # examples that the original model looks at in one go
@@ -72,6 +73,7 @@ class StreamLearner:
         self._at: list[int] = []  # the examples learned; the sampler knows them by their turn
         room = len(set(labels))
         device = self.learner.other.device
+        self._params = self._laid_out() if device.type == "cuda" else self.learner.params
         self.learner.make_room(room)
         self._vectors = torch.zeros(room, spec.dim, device=device)
         self._columns = torch.arange(room, device=device)
@@ -112,6 +114,15 @@ class StreamLearner:
             step()
         self.learner.optimiser.steps += len(indices)
         return torch.stack([self._right[: len(indices)], original])
+
+    def _laid_out(self) -> Params:
+        """The weights, with those of the attention in one piece where that makes fewer products."""
+        seen, spec = self._examples, self.learner.spec.tail
+        if not isinstance(seen, Seen) or seen.tokens.coefficients is None or not supports(spec):
+            return self.learner.params
+        at = f"layers.{spec.last}."
+        stacked = self.learner.stacked([f"{at}self_attn.{name}_proj.weight" for name in "qkv"])
+        return self.learner.params | {at + STACKED: stacked}
 
     def _draw(self, indices: Sequence[int]) -> None:
         """Fill the tables."""
@@ -201,30 +212,27 @@ class StreamLearner:
             early = torch.compile(early, dynamic=False)
 
         def one() -> None:
-            gradients, seen, attended = late()
+            gradients, seen, half = late()
             beside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(beside):
                 self._update(gradients.matrices)
-            rest = early(seen, attended)
+            rest = early(seen, half)
             self._update({**rest.matrices, **rest.vectors, **gradients.vectors})
             torch.cuda.current_stream().wait_stream(beside)
             self._turn += 1
 
         return one
 
-    def _late(self) -> tuple[Gradients, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The first half; what the second needs leaves as plain tuples, as compilers want it."""
+    def _late(self) -> tuple[Gradients, Seen, Half]:
         question = self.learner.question(self._batch())
-        logits, gradients, attended = late_step(
-            self.learner.params, self.learner.other, self.learner.spec.tail, question
+        logits, gradients, half = late_step(
+            self._params, self.learner.other, self.learner.spec.tail, question
         )
         self._score(logits, question.target)
-        return gradients, (question.seen.cls, *question.seen.patches), tuple(attended)
+        return gradients, question.seen, half
 
-    def _early(self, seen: tuple[Tensor, ...], attended: tuple[Tensor, ...]) -> Gradients:
-        patches = Factored(*seen[1:]) if len(seen) > 2 else Dense(*seen[1:])
-        own = Seen(seen[0], patches)
-        return early_step(self.learner.params, self.learner.spec.tail, own, Attended(*attended))
+    def _early(self, seen: Seen, half: Half) -> Gradients:
+        return early_step(self._params, self.learner.spec.tail, seen, half)
 
     def _batch(self) -> Batch:
         """This turn's."""
@@ -258,32 +266,27 @@ def _tensor_cores() -> Iterator[None]:
 def _resident(examples: Tensor | Seen, spec: Spec) -> Tensor | Seen:
     """As the step wants them: what can be done once is done ahead."""
     if isinstance(examples, Seen):
-        patches = examples.patches
-        return Seen(examples.cls, _factored(patches)) if isinstance(patches, LowRank) else examples
+        return _even(examples)
     if spec.tail.blocks > 1 or spec.tail.pool != "cls":
         return examples
-    seen = Dense(torch.empty_like(examples[:, 1:]))
+    tokens = torch.empty_like(examples)
     for start in range(0, len(examples), _CHUNK):
         part = look(examples[start : start + _CHUNK].float(), spec.tail.norm_eps)
-        assert isinstance(part.patches, Dense)
-        seen.tokens[start : start + _CHUNK] = part.patches.tokens.to(examples.dtype)
-    return Seen(examples[:, 0].clone(), seen)
+        tokens[start : start + _CHUNK] = part.tokens.parts.to(examples.dtype)
+    return Seen(examples[:, 0].clone(), Tokens(tokens))
 
 
-def _factored(patches: LowRank) -> Factored:
-    """The mean as a component, and as many of them as tensor cores like to multiply."""
-    coefficients, components, mean = patches
-    spare = -(components.shape[1] + 1) % 8
-    ones = coefficients.new_ones(*coefficients.shape[:-1], 1)
-    return Factored(
-        F.pad(torch.cat([ones, coefficients], -1), (0, spare)),
-        F.pad(torch.cat([mean.unsqueeze(1), components], 1), (0, 0, 0, spare)),
-    )
+def _even(seen: Seen) -> Seen:
+    """With as many parts as tensor cores like to multiply."""
+    parts, coefficients = seen.tokens
+    if coefficients is None:
+        return seen
+    spare = -parts.shape[1] % 8
+    return Seen(seen.cls, Tokens(F.pad(parts, (0, 0, 0, spare)), F.pad(coefficients, (0, spare))))
 
 
 def pick(examples: Tensor | Seen, chosen: Tensor) -> Tensor | Seen:
     """Some of them, in single precision."""
     if isinstance(examples, Tensor):
         return examples.index_select(0, chosen).float()
-    parts = [part.index_select(0, chosen).float() for part in examples.patches]
-    return Seen(examples.cls.index_select(0, chosen).float(), type(examples.patches)(*parts))
+    return examples.map(lambda tensor: tensor.index_select(0, chosen).float())

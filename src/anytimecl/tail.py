@@ -11,8 +11,8 @@ The first layer norm splits the same way. Its centring and scaling belong to the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -24,65 +24,53 @@ from anytimecl.backbone.trunk import activate, block
 Params = Mapping[str, Tensor]
 
 
-class Dense(NamedTuple):
-    """Normalised tokens, as they are."""
+class Tokens(NamedTuple):
+    """Normalised tokens of a batch of images, the class token first, as sums of a few parts.
 
-    tokens: Tensor  # [batch, token, width]
+    The parts may be the tokens themselves. In compressed form they are the class token, what the
+    patches have in common, and components of which every patch takes its share; the tokens are
+    never multiplied out.
+    """
 
-    def dot(self, query: Tensor) -> Tensor:
-        """[batch, head, width] -> [batch, head, token]."""
-        return query @ self.tokens.mT
+    parts: Tensor  # [batch, part, width], the class token first
+    coefficients: Tensor | None = None  # [batch, token, part]; None: each part is a token
 
-    def mix(self, weights: Tensor) -> Tensor:
-        """[batch, head, token] -> [batch, head, width]."""
-        return weights @ self.tokens
+    @classmethod
+    def low_rank(cls, own: Tensor, mean: Tensor, components: Tensor, coefficients: Tensor) -> Self:
+        """Class token [batch, width]; patches as `coefficients @ components + mean`."""
+        parts = torch.cat([own.unsqueeze(1), mean.unsqueeze(1), components], 1)
+        shares = F.pad(coefficients, (2, 0, 1, 0))
+        shares[:, 0, 0] = 1
+        shares[:, 1:, 1] = 1
+        return cls(parts, shares)
 
+    def of_parts(self, found: Tensor) -> Tensor:
+        """What was found for the parts, [batch, head, part], for the tokens, [.., token]."""
+        return found if self.coefficients is None else found @ self.coefficients.mT
 
-class LowRank(NamedTuple):
-    """Normalised tokens as `coefficients @ components + mean`, never multiplied out."""
+    def to_parts(self, weights: Tensor) -> Tensor:
+        """Weights of tokens, [batch, head, token], as weights of parts, [.., part]."""
+        return weights if self.coefficients is None else weights @ self.coefficients
 
-    coefficients: Tensor  # [batch, token, rank]
-    components: Tensor  # [batch, rank, width]
-    mean: Tensor  # [batch, width]
-
-    def dot(self, query: Tensor) -> Tensor:
-        """[batch, head, width] -> [batch, head, token]."""
-        from_mean = query @ self.mean.unsqueeze(-1)
-        return (query @ self.components.mT) @ self.coefficients.mT + from_mean
-
-    def mix(self, weights: Tensor) -> Tensor:
-        """[batch, head, token] -> [batch, head, width]."""
-        total = weights.sum(-1, keepdim=True)
-        return (weights @ self.coefficients) @ self.components + total * self.mean.unsqueeze(1)
-
-
-class Factored(NamedTuple):
-    """`LowRank` with its mean as one more component, whose coefficients are ones."""
-
-    coefficients: Tensor  # [batch, token, rank]
-    components: Tensor  # [batch, rank, width]
-
-    def dot(self, query: Tensor) -> Tensor:
-        """[batch, head, width] -> [batch, head, token]."""
-        return (query @ self.components.mT) @ self.coefficients.mT
-
-    def mix(self, weights: Tensor) -> Tensor:
-        """[batch, head, token] -> [batch, head, width]."""
-        return (weights @ self.coefficients) @ self.components
-
-
-Patches = Dense | LowRank | Factored
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Both tensors, changed."""
+        shares = self.coefficients
+        return type(self)(change(self.parts), None if shares is None else change(shares))
 
 
 class Seen(NamedTuple):
     """All that a one-block tail sees of a batch of images."""
 
     cls: Tensor  # [batch, width], raw: it also feeds the residual
-    patches: Patches  # normalised: the block meets them only through its first norm
+    tokens: Tokens  # the block meets them only through its first norm
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Seen:
+        """Every tensor, changed."""
+        return Seen(change(self.cls), self.tokens.map(change))
 
     def pick(self, rows: slice) -> Seen:
         """Some of the images."""
-        return Seen(self.cls[rows], type(self.patches)(*(part[rows] for part in self.patches)))
+        return self.map(lambda tensor: tensor[rows])
 
 
 def embed(params: Params, spec: TailSpec, tokens: Tensor | Seen) -> Tensor:
@@ -103,7 +91,7 @@ def embed(params: Params, spec: TailSpec, tokens: Tensor | Seen) -> Tensor:
 
 def look(tokens: Tensor, eps: float) -> Seen:
     """Tokens [batch, token, width] as the last block sees them."""
-    return Seen(tokens[:, 0], Dense(normalise(tokens, eps)[:, 1:]))
+    return Seen(tokens[:, 0], Tokens(normalise(tokens, eps)))
 
 
 def normalise(x: Tensor, eps: float) -> Tensor:
@@ -115,9 +103,9 @@ def single_query_block(params: Params, spec: TailSpec, seen: Seen) -> Tensor:
     """The last block for the class token alone: [batch, width]."""
     at = f"layers.{spec.last}."
     gain, shift = params[at + "layer_norm1.weight"], params[at + "layer_norm1.bias"]
-    own = normalise(seen.cls, spec.norm_eps)  # [batch, width]
+    own = seen.tokens.parts[:, 0]
     query = _linear(params, at + "self_attn.q_proj", own * gain + shift)
-    attended = _attend(params, at + "self_attn.", spec.heads, query, own, seen.patches, gain, shift)
+    attended = _attend(params, at + "self_attn.", spec.heads, query, seen.tokens, (gain, shift))
     x = seen.cls + _layer_scale(params, at + "layer_scale1", attended)
     return x + _layer_scale(params, at + "layer_scale2", _mlp(params, spec, at, x))
 
@@ -126,7 +114,7 @@ def attention_pool(params: Params, spec: TailSpec, tokens: Tensor) -> Tensor:
     """SigLIP's head: a learned probe attends to every token [batch, token, width]."""
     query = _linear(params, "head.attention.q_proj", params["head.probe"])
     query = query.expand(len(tokens), -1)
-    x = _attend(params, "head.attention.", spec.heads, query, None, Dense(tokens), None, None)
+    x = _attend(params, "head.attention.", spec.heads, query, Tokens(tokens))
     return x + _mlp_of(params, spec, "head.mlp.", _norm(params, "head.layernorm", x, spec.norm_eps))
 
 
@@ -135,10 +123,8 @@ def _attend(
     at: str,
     heads: int,
     query: Tensor,  # [batch, width]
-    own: Tensor | None,  # [batch, width], the query's own normalised token, if it has one
-    others: Patches,
-    gain: Tensor | None,
-    shift: Tensor | None,
+    tokens: Tokens,
+    affine: tuple[Tensor, Tensor] | None = None,  # the norm's gain and shift [width] each
 ) -> Tensor:
     """One query's attention, with keys, values and the norm's affine folded into it.
 
@@ -149,18 +135,12 @@ def _attend(
     depth = width // heads
     q = query.view(batch, heads, depth) * depth**-0.5
     folded = torch.einsum("bhd,hdw->bhw", q, w_k.view(heads, depth, width))
-    if gain is not None:
-        folded = folded * gain
-    scores = others.dot(folded)  # [batch, head, token]
-    if own is not None:
-        scores = torch.cat([folded @ own.unsqueeze(-1), scores], dim=-1)
-    weights = scores.softmax(-1)
-    if own is None:
-        mixed = others.mix(weights)  # [batch, head, width]
-    else:
-        mixed = weights[..., :1] * own.unsqueeze(1) + others.mix(weights[..., 1:])
-    if gain is not None and shift is not None:
-        mixed = mixed * gain + shift
+    if affine is not None:
+        folded = folded * affine[0]
+    weights = tokens.of_parts(folded @ tokens.parts.mT).softmax(-1)  # [batch, head, token]
+    mixed = tokens.to_parts(weights) @ tokens.parts  # [batch, head, width]
+    if affine is not None:
+        mixed = mixed * affine[0] + affine[1]
     values = torch.einsum("bhw,hdw->bhd", mixed, w_v.view(heads, depth, width))
     values = values.reshape(batch, width) + params[at + "v_proj.bias"]
     return _linear(params, at + "out_proj", values)

@@ -13,14 +13,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from anytimecl.attention import Attended, across, attend, come_back, linear
 from anytimecl.backbone.spec import TailSpec
 from anytimecl.backbone.trunk import activate
-from anytimecl.tail import Params, Seen, normalise
-
-_ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+from anytimecl.tail import Params, Seen
 
 
 class Thin(NamedTuple):
@@ -66,8 +64,8 @@ def supports(spec: TailSpec) -> bool:
 
 def thin_step(params: Params, other: Tensor, spec: TailSpec, asked: Question) -> Step:
     """One block's forward and backward for the class token alone."""
-    logits, late, attended = late_step(params, other, spec, asked)
-    early = early_step(params, spec, asked.seen, attended)
+    logits, late, half = late_step(params, other, spec, asked)
+    early = early_step(params, spec, asked.seen, half)
     return Step(logits, late.matrices | early.matrices, late.vectors | early.vectors)
 
 
@@ -78,38 +76,33 @@ class Gradients(NamedTuple):
     vectors: dict[str, Tensor]
 
 
-class Attended(NamedTuple):
-    """What the attention did on the way forward, and what came back to it."""
+class Half(NamedTuple):
+    """What the first half of the way leaves to the second."""
 
-    q: Tensor  # [batch, head, depth]
-    folded: Tensor  # [batch, head, width]: the queries as the normalised tokens meet them
-    weights: Tensor  # [batch, head, 1 + patch]
-    mixed: Tensor  # [batch, head, width]
-    values_in: Tensor  # [batch, head, width]: the same after the norm's affine
-    values: Tensor  # [batch, width]
-    out: Tensor  # [batch, width], before the layer scale
+    attended: Attended
+    out: Tensor  # [batch, width], of the attention, before the layer scale
     d_x1: Tensor  # [batch, width], the gradient of the residual after it
 
 
 def late_step(
     params: Params, other: Tensor, spec: TailSpec, asked: Question
-) -> tuple[Tensor, Gradients, Attended]:
+) -> tuple[Tensor, Gradients, Half]:
     """All the way forward, and back as far as the attention's output."""
     p = _own_names(params, spec)
-    cls = asked.seen.cls
-    forward = _attend(p, spec, asked.seen)
+    attended = attend(p, spec, asked.seen.tokens)
+    read = linear(p, "self_attn.out_proj", attended.values)
     scale1, scale2 = p.get("layer_scale1.lambda1"), p.get("layer_scale2.lambda1")
-    x1 = cls + (forward.out if scale1 is None else forward.out * scale1)
+    x1 = asked.seen.cls + (read if scale1 is None else read * scale1)
     hat2, spread2 = _normed(x1, spec.norm_eps)
     hidden_in = hat2 * p["layer_norm2.weight"] + p["layer_norm2.bias"]
-    hidden = _linear(p, "mlp.fc1", hidden_in)
+    hidden = linear(p, "mlp.fc1", hidden_in)
     active = activate(spec, hidden)
-    out = _linear(p, "mlp.fc2", active)
+    out = linear(p, "mlp.fc2", active)
     x2 = x1 + (out if scale2 is None else out * scale2)
     hat3, spread3 = _normed(x2, spec.norm_eps)
     last = hat3 * p["post_layernorm.weight"] + p["post_layernorm.bias"]
     projection = p.get("visual_projection.weight")
-    features = last if projection is None else _across(last, projection)
+    features = last if projection is None else across(last, projection)
     length = features.norm(dim=-1, keepdim=True).clamp_min(1e-12)
     unit = features / length
     logits = asked.scale * unit @ asked.labels.T + asked.mask
@@ -117,11 +110,11 @@ def late_step(
     d_cosine, d_other = _loss_gradient(logits, other, asked)
     d_unit = d_cosine @ asked.labels
     d_features = (d_unit - unit * (unit * d_unit).sum(-1, keepdim=True)) / length
-    d_last = d_features if projection is None else _across(d_features, projection.T)
+    d_last = d_features if projection is None else across(d_features, projection.T)
     d_x2 = _norm_gradient(d_last * p["post_layernorm.weight"], hat3, spread3)
     d_out = d_x2 if scale2 is None else d_x2 * scale2
-    d_hidden = _activation_gradient(spec, hidden, _across(d_out, p["mlp.fc2.weight"].T))
-    d_hidden_in = _across(d_hidden, p["mlp.fc1.weight"].T)
+    d_hidden = _activation_gradient(spec, hidden, across(d_out, p["mlp.fc2.weight"].T))
+    d_hidden_in = across(d_hidden, p["mlp.fc1.weight"].T)
     d_x1 = d_x2 + _norm_gradient(d_hidden_in * p["layer_norm2.weight"], hat2, spread2)
     matrices = {"mlp.fc1": _thin(d_hidden, hidden_in), "mlp.fc2": _thin(d_out, active)}
     vectors = {
@@ -134,88 +127,34 @@ def late_step(
         vectors["layer_scale2.lambda1"] = (d_x2 * out).sum(0)
     gradients = _full_names(spec, matrices, vectors)
     gradients.vectors["other"] = d_other
-    return logits, gradients, forward._replace(d_x1=d_x1)
+    return logits, gradients, Half(attended, read, d_x1)
 
 
-def early_step(params: Params, spec: TailSpec, seen: Seen, attended: Attended) -> Gradients:
+def early_step(params: Params, spec: TailSpec, seen: Seen, half: Half) -> Gradients:
     """The rest of the way back, through the attention."""
     p = _own_names(params, spec)
-    q, folded, weights, mixed, values_in, values, out, d_x1 = attended
-    w_k, w_v = _keys_and_values(p, spec)
-    gain, shift = p["layer_norm1.weight"], p["layer_norm1.bias"]
+    was, out, d_x1 = half
     scale1 = p.get("layer_scale1.lambda1")
-    own = normalise(seen.cls, spec.norm_eps)
-    d_attended = d_x1 if scale1 is None else d_x1 * scale1
-    d_flat = _across(d_attended, p["self_attn.out_proj.weight"].T)
-    d_values = d_flat.view(q.shape)
-    d_mixed_in = _by_head(d_values, w_v)
-    d_mixed = d_mixed_in * gain
-    d_weights = _dot(own, seen, d_mixed)
-    d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdim=True))
-    d_asks = _mix(own, seen, d_scores)
-    d_folded = d_asks * gain
-    d_query = (_by_head(d_folded, w_k.mT) * q.shape[2] ** -0.5).reshape(values.shape)
-    d_own_in = _across(d_query, p["self_attn.q_proj.weight"].T)
+    d_out = d_x1 if scale1 is None else d_x1 * scale1
+    d_flat = across(d_out, p["self_attn.out_proj.weight"].T)
+    d_values = d_flat.view(was.query.shape)
+    back = come_back(p, spec, seen.tokens, was, d_values)
     matrices = {
-        "self_attn.q_proj": _thin(d_query, own * gain + shift),
-        "self_attn.k_proj": Thin(q, d_folded),
-        "self_attn.v_proj": Thin(d_values, values_in),
-        "self_attn.out_proj": _thin(d_attended, values),
+        "self_attn.q_proj": _thin(back.d_query, was.asked),
+        "self_attn.k_proj": Thin(was.query, back.d_met),
+        "self_attn.v_proj": Thin(d_values, back.read),
+        "self_attn.out_proj": _thin(d_out, was.values),
     }
-    d_gain = (d_mixed_in * mixed).addcmul_(d_asks, folded).sum((0, 1))
     vectors = {
-        "layer_norm1.weight": d_gain + (d_own_in * own).sum(0),
-        "layer_norm1.bias": d_mixed_in.sum((0, 1)) + d_own_in.sum(0),
-        "self_attn.q_proj.bias": d_query.sum(0),
+        "layer_norm1.weight": back.d_gain,
+        "layer_norm1.bias": back.d_shift,
+        "self_attn.q_proj.bias": back.d_query.sum(0),
         "self_attn.v_proj.bias": d_flat.sum(0),
-        "self_attn.out_proj.bias": d_attended.sum(0),
+        "self_attn.out_proj.bias": d_out.sum(0),
     }
     if scale1 is not None:
         vectors["layer_scale1.lambda1"] = (d_x1 * out).sum(0)
     return _full_names(spec, matrices, vectors)
-
-
-def _attend(p: Mapping[str, Tensor], spec: TailSpec, seen: Seen) -> Attended:
-    """The one query's attention, as in `tail.py`."""
-    batch, width = seen.cls.shape
-    w_k, w_v = _keys_and_values(p, spec)
-    gain, shift = p["layer_norm1.weight"], p["layer_norm1.bias"]
-    own = normalise(seen.cls, spec.norm_eps)
-    query = _linear(p, "self_attn.q_proj", own * gain + shift)
-    q = query.view(batch, spec.heads, -1) * w_k.shape[1] ** -0.5
-    folded = _by_head(q, w_k)
-    asks = folded * gain
-    weights = _dot(own, seen, asks).softmax(-1)
-    mixed = _mix(own, seen, weights)
-    values_in = torch.addcmul(shift, mixed, gain)
-    values = _by_head(values_in, w_v.mT).reshape(batch, width)
-    values = values + p["self_attn.v_proj.bias"]
-    out = _linear(p, "self_attn.out_proj", values)
-    return Attended(q, folded, weights, mixed, values_in, values, out, d_x1=out)  # d_x1: to come
-
-
-def _dot(own: Tensor, seen: Seen, query: Tensor) -> Tensor:
-    """Queries [batch, head, width] with the class token and the patches: [batch, head, token]."""
-    if query.is_cuda:  # a compiler fuses this; a CPU would pass over the queries twice
-        first = (query * own.unsqueeze(1)).sum(-1, keepdim=True)
-    else:
-        first = query @ own.unsqueeze(-1)
-    return torch.cat([first, seen.patches.dot(query)], -1)
-
-
-def _mix(own: Tensor, seen: Seen, weights: Tensor) -> Tensor:
-    """Class token and patches in those shares [batch, head, token]: [batch, head, width]."""
-    patches = seen.patches.mix(weights[..., 1:])
-    if patches.is_cuda:  # as in `_dot`
-        return weights[..., :1] * own.unsqueeze(1) + patches
-    return patches.baddbmm_(weights[..., :1], own.unsqueeze(1))
-
-
-def _keys_and_values(p: Mapping[str, Tensor], spec: TailSpec) -> tuple[Tensor, Tensor]:
-    """[head, depth, width] each."""
-    w_k, w_v = (p[f"self_attn.{name}_proj.weight"] for name in "kv")
-    shape = (spec.heads, -1, spec.width)
-    return w_k.view(shape), w_v.view(shape)
 
 
 def _own_names(params: Params, spec: TailSpec) -> dict[str, Tensor]:
@@ -270,23 +209,6 @@ def _norm_gradient(d: Tensor, hat: Tensor, spread: Tensor) -> Tensor:
     """Through the centring and scaling of a layer norm."""
     along = (d * hat).mean(-1, keepdim=True)
     return spread * (d - d.mean(-1, keepdim=True) - hat * along)
-
-
-def _linear(p: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
-    return _across(x, p[name + ".weight"], p[name + ".bias"])
-
-
-def _across(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`; on a CPU by oneDNN, which is half as fast again where the batch is this thin."""
-    if x.is_cuda or x.dtype != torch.float32 or not _ONEDNN:
-        return F.linear(x, weight, bias)
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return found
-
-
-def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
-    """[batch, head, a] and [head, a, b] to [batch, head, b]."""
-    return torch.bmm(x.transpose(0, 1), matrices).transpose(0, 1)
 
 
 def _thin(left: Tensor, right: Tensor) -> Thin:

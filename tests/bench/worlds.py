@@ -9,7 +9,7 @@ from torch import Tensor
 
 from anytimecl.bench.methods.zscl import WORDS
 from anytimecl.bench.world import World, pick
-from anytimecl.tail import Dense, Seen, look
+from anytimecl.tail import Seen, look
 
 CLASSES = ("ant", "bee", "cat", "dog")
 NOVEL = ("elk", "fox")
@@ -27,9 +27,7 @@ def tokens_of(numbers: list[int], seed: int) -> Tensor:
 
 def seen(tokens: Tensor) -> Seen:
     """As a one-block tail sees them, in half precision."""
-    found = look(tokens, 1e-5)
-    assert isinstance(found.patches, Dense)
-    return Seen(found.cls.half(), Dense(found.patches.tokens.half()))
+    return look(tokens, 1e-5).map(Tensor.half)
 
 
 def world(each: int = 12, seed: int = 0) -> World:

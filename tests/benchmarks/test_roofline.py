@@ -14,10 +14,9 @@ from benchmarks.step import make_spec, make_tail
 from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode
 
-from anytimecl import thin
+from anytimecl.attention import _common
 from anytimecl.learner import Batch, Learner, LearnerConfig
-from anytimecl.stream import _factored
-from anytimecl.tail import LowRank, Seen
+from anytimecl.tail import Seen, Tokens
 
 LINES = [
     {"card": "old", "torch": "1", "limits": {"copy TB/s": 1.0, "matrix TFLOP/s": 10.0}},
@@ -29,39 +28,41 @@ LINES = [
 
 
 def test_work_by_hand() -> None:
-    """Three tokens of width 2, one head, dim 1; two examples, five labels; rank 8 with the mean."""
+    """Three tokens of width 2, one head, dim 1; two examples, five labels; eight parts."""
     found = work(Size(tokens=3, width=2, heads=1, dim=1), batch=2, labels=5)
     weights = 4 * 4 + 8 * 2 + 2 * 8  # four of 2 x 2, then 8 x 2 and 2 x 8
     biases = 3 * 2 + 8 + 2 + 2 * 4  # query, value, output; both of the MLP; two norms
     assert weights == 48
     assert biases == 24
-    image = 2 + 2 * 8 + 8 * 2  # class token, coefficients, components
-    assert found.bytes == 6 * 4 * (48 + 24) + 2 * 2 * image + 4 * (2 + 5) == 1892
+    image = 8 * 2 + 3 * 8  # parts, coefficients
+    assert found.bytes == 6 * 4 * (48 + 24) + 2 * 2 * (2 + image) + 4 * (2 + 5) == 1924
     through = 2 * 2 * 48 * 3
-    scores = 2 * 2 * (2 * 8 + 8 * 2 + 2)  # by components, by coefficients, the class token
+    scores = 2 * 2 * image  # by parts, by coefficients
+    parts = 2 * 2 * 2 * 8 * 2  # their gradient, in two sums
     answers = 2 * 2 * (2 + 5)
-    assert found.flops == through + 4 * scores + 2 * answers == 1176
-    assert found.intensity == pytest.approx(1176 / 1892)
+    assert found.flops == through + 4 * scores + parts + 2 * answers == 1400
+    assert found.intensity == pytest.approx(1400 / 1924)
 
 
 @pytest.mark.parametrize("size", [Size(5, 32, 2, 16), Size(10, 48, 4, 24)])
 def test_flops_are_those_that_torch_counts(size: Size, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thin, "_ONEDNN", False)  # torch does not count what goes there
+    monkeypatch.setattr(_common, "_ONEDNN", False)  # torch does not count what goes there
     batch, labels = 6, 7
     spec = make_spec(*size)
-    low = LowRank(
-        torch.randn(batch, size.tokens - 1, RANK),
-        torch.randn(batch, RANK, size.width),
+    cls = torch.randn(batch, size.width)
+    low = Tokens.low_rank(
+        cls,
         torch.randn(batch, size.width),
+        torch.randn(batch, RANK, size.width),
+        torch.randn(batch, size.tokens - 1, RANK),
     )
-    seen = Seen(torch.randn(batch, size.width), _factored(low))
+    seen = Seen(cls, low)
     vectors = F.normalize(torch.randn(labels, size.dim), dim=-1)
     target = torch.arange(batch)
     learner = Learner(spec, make_tail(spec), LearnerConfig())
     with FlopCounterMode(display=False) as counter:
         learner.look_ahead(Batch(seen, target, vectors, torch.arange(labels))).whole()
-    in_place = 2 * 2 * batch * size.heads * size.width  # baddbmm_, twice, which torch passes over
-    assert work(size, batch, labels).flops == counter.get_total_flops() + in_place
+    assert work(size, batch, labels).flops == counter.get_total_flops()
 
 
 def test_the_last_run_counts() -> None:

@@ -29,7 +29,7 @@ from anytimecl.backbone import Backbone
 from anytimecl.codec import AttentionPca, AttentionPcaConfig
 from anytimecl.codec import _lowrank as lowrank
 from anytimecl.codec.attention_pca import _HEAD
-from anytimecl.tail import Dense, LowRank, Seen, embed, look, normalise
+from anytimecl.tail import Seen, Tokens, embed, look, normalise
 
 TAIL = spec().tail
 
@@ -45,11 +45,10 @@ def looked_at(seed: int = 0) -> lowrank.Look:
 
 
 def dense(decoded: Seen) -> Seen:
-    """With every patch rebuilt."""
-    patches = decoded.patches
-    assert isinstance(patches, LowRank)
-    rebuilt = patches.coefficients @ patches.components + patches.mean[:, None]
-    return Seen(decoded.cls, Dense(rebuilt))
+    """With every token rebuilt."""
+    parts, coefficients = decoded.tokens
+    assert coefficients is not None
+    return Seen(decoded.cls, Tokens(coefficients @ parts))
 
 
 def test_attention_is_that_of_the_block() -> None:
@@ -126,7 +125,7 @@ def test_with_all_components_and_fine_steps_nothing_is_lost() -> None:
     wanted = embed(params(), TAIL, tokens)
     torch.testing.assert_close(embed(params(), TAIL, decoded), wanted, rtol=0, atol=0.01)
     # The patches are all there, in the order of their first coefficient.
-    for rebuilt, image in zip(dense(decoded).patches.tokens, tokens, strict=True):
+    for rebuilt, image in zip(dense(decoded).tokens.parts[:, 1:], tokens, strict=True):
         patches = seen(image)[1]
         distances = torch.cdist(rebuilt, patches)
         assert distances.min(1).values.max() < 0.1
@@ -187,11 +186,10 @@ def test_any_class_token_is_within_half_a_step(tokens: Tensor) -> None:
 def test_any_patches_give_nearly_the_same_mean(tokens: Tensor) -> None:
     """What attention reads first of all is the weighted mean, and that is stored the finest."""
     made = AttentionPca(spec(), params())
-    patches = made.decode([made.encode(tokens)]).patches
-    own, normed = made._normalised(tokens)
+    rebuilt = dense(made.decode([made.encode(tokens)])).tokens.parts[0, 1:]
+    own, *_ = made._normalised(tokens)
+    normed = made._normalised(tokens)[1:]
     look = lowrank.look_at(lowrank.frozen(params(), TAIL), HEADS, own, normed)
-    assert isinstance(patches, LowRank)
-    rebuilt = patches.coefficients[0] @ patches.components[0] + patches.mean[0]
     assert rebuilt.abs().max() <= 3 * WIDTH**0.5
     spread = (look.weights[:, None] * (normed - look.weights @ normed).square()).sum().sqrt()
     middle = (rebuilt.mean(0) - normed.mean(0)).norm()
@@ -202,9 +200,8 @@ def test_patches_that_are_alike_take_no_components() -> None:
     tokens = random_tokens()
     tokens[1:] = tokens[1]
     decoded = codec("attention-pca").decode([codec("attention-pca").encode(tokens)])
-    assert isinstance(decoded.patches, LowRank)
-    assert decoded.patches.components.shape == (1, 0, WIDTH)
-    torch.testing.assert_close(decoded.patches.mean[0], seen(tokens)[1][0], rtol=0, atol=0.01)
+    assert decoded.tokens.parts.shape == (1, 2, WIDTH)  # the class token and the mean
+    torch.testing.assert_close(decoded.tokens.parts[0, 1], seen(tokens)[1][0], rtol=0, atol=0.01)
     wanted = embed(params(), TAIL, tokens[None])
     torch.testing.assert_close(embed(params(), TAIL, decoded), wanted, rtol=0.05, atol=0.05)
 

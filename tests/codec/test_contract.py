@@ -21,7 +21,7 @@ from torch import Tensor
 from anytimecl.codec import CODECS, DEFAULT, make_codec
 from anytimecl.codec._record import IDS
 from anytimecl.errors import ModelError, StoreError
-from anytimecl.tail import LowRank, Seen, embed
+from anytimecl.tail import Seen, embed
 
 EVERY = {name: codec(name) for name in ON_TOKENS}
 
@@ -30,7 +30,8 @@ def parts(decoded: Tensor | Seen) -> list[Tensor]:
     """The tensors of what a codec gives back, whatever the form."""
     if isinstance(decoded, Tensor):
         return [decoded]
-    return [decoded.cls, *decoded.patches]
+    assert decoded.tokens.coefficients is not None
+    return [decoded.cls, decoded.tokens.parts, decoded.tokens.coefficients]
 
 
 def test_the_registry_names_every_codec() -> None:
@@ -60,11 +61,11 @@ def test_shapes(name: str) -> None:
         if isinstance(decoded, Tensor):
             assert decoded.shape == (len(some), TOKENS, WIDTH)
         else:
-            assert isinstance(decoded.patches, LowRank)
-            assert decoded.cls.shape == decoded.patches.mean.shape == (len(some), WIDTH)
-            rank = decoded.patches.components.shape[1]
-            assert decoded.patches.components.shape == (len(some), rank, WIDTH)
-            assert decoded.patches.coefficients.shape == (len(some), TOKENS - 1, rank)
+            assert decoded.cls.shape == (len(some), WIDTH)
+            parts_of, coefficients = decoded.tokens
+            assert coefficients is not None
+            assert parts_of.shape == (len(some), coefficients.shape[2], WIDTH)
+            assert coefficients.shape[:2] == (len(some), TOKENS)
         assert embed(params(), spec().tail, decoded).shape == (len(some), 24)
 
 

@@ -39,11 +39,11 @@ from anytimecl.codec import (
     make_codec,
 )
 from anytimecl.errors import ModelError
-from anytimecl.tail import Dense, LowRank, Patches, Seen, look
+from anytimecl.tail import Seen, Tokens, look
 
 SOME = 64  # images that a process encodes at a time
 FEW = 256  # images, and starting processes costs more than it saves
-Tokens = NDArray[np.float16]  # [image, token, width], on disk
+TokenArray = NDArray[np.float16]  # [image, token, width], on disk
 
 
 @dataclass(eq=False)
@@ -92,7 +92,7 @@ def coded(
     name: str,
     components: int | None,
     parts: Sequence[tuple[str, Sequence[int]]],  # key of a split, and which of its images
-    tokens: Sequence[Tokens],  # of each whole split
+    tokens: Sequence[TokenArray],  # of each whole split
 ) -> Coded:
     """Records of some images of some splits; from disk, or encoded now."""
     if name == "image":
@@ -116,7 +116,9 @@ def _on_cpu(backbone: Backbone) -> dict[str, Tensor]:
     return {name: value.cpu() for name, value in backbone.tail.items()}
 
 
-def _key(codec: Codec, parts: Sequence[tuple[str, Sequence[int]]], tokens: Sequence[Tokens]) -> str:
+def _key(
+    codec: Codec, parts: Sequence[tuple[str, Sequence[int]]], tokens: Sequence[TokenArray]
+) -> str:
     """Of the images, and of what the codec does: its settings, and its bytes for the first."""
     told = [repr(getattr(codec, "config", None)), *(f"{key} {tuple(some)}" for key, some in parts)]
     if not isinstance(codec, (Vq, PcaDataset)):
@@ -126,7 +128,7 @@ def _key(codec: Codec, parts: Sequence[tuple[str, Sequence[int]]], tokens: Seque
 
 
 def _batches(
-    parts: Sequence[tuple[str, Sequence[int]]], tokens: Sequence[Tokens]
+    parts: Sequence[tuple[str, Sequence[int]]], tokens: Sequence[TokenArray]
 ) -> Iterator[Tensor]:
     for (_, chosen), array in zip(parts, tokens, strict=True):
         for start in range(0, len(chosen), CHUNK):
@@ -154,7 +156,7 @@ def _encoded(
     fit: Path,
     backbone: Backbone,
     parts: Sequence[tuple[str, Sequence[int]]],
-    tokens: Sequence[Tokens],
+    tokens: Sequence[TokenArray],
 ) -> list[bytes]:
     if sum(len(chosen) for _, chosen in parts) <= FEW:
         images = (image for batch in _batches(parts, tokens) for image in batch)
@@ -228,10 +230,7 @@ def half(decoded: Tensor | Seen, spec: Spec) -> Tensor | Seen:
     """As a one-block tail sees it, in half precision."""
     if isinstance(decoded, Tensor) and spec.tail.blocks == 1 and spec.tail.pool == "cls":
         decoded = look(decoded.float(), spec.tail.norm_eps)
-    if isinstance(decoded, Tensor):
-        return decoded.half()
-    patches: Patches = type(decoded.patches)(*(part.half() for part in decoded.patches))
-    return Seen(decoded.cls.half(), patches)
+    return decoded.half() if isinstance(decoded, Tensor) else decoded.map(Tensor.half)
 
 
 def joined(parts: Sequence[Tensor | Seen]) -> Tensor | Seen:
@@ -240,21 +239,11 @@ def joined(parts: Sequence[Tensor | Seen]) -> Tensor | Seen:
     if tensors:
         return torch.cat(tensors)
     seen = [part for part in parts if isinstance(part, Seen)]
-    cls = torch.cat([part.cls for part in seen])
-    dense = [part.patches for part in seen if isinstance(part.patches, Dense)]
-    if dense:
-        return Seen(cls, Dense(torch.cat([patches.tokens for patches in dense])))
-    low = [part.patches for part in seen if isinstance(part.patches, LowRank)]
-    # At least one: with none there is nothing to tell how many patches there were.
-    rank = max(1, *(patches.components.shape[1] for patches in low))
-    return Seen(
-        cls,
-        LowRank(
-            torch.cat([_filled(p.coefficients, 2, rank) for p in low]),
-            torch.cat([_filled(p.components, 1, rank) for p in low]),
-            torch.cat([p.mean for p in low]),
-        ),
-    )
+    cls, tokens = torch.cat([part.cls for part in seen]), [part.tokens for part in seen]
+    most = max(its.parts.shape[1] for its in tokens)
+    together = torch.cat([_filled(its.parts, 1, most) for its in tokens])
+    shares = [_filled(its.coefficients, 2, most) for its in tokens if its.coefficients is not None]
+    return Seen(cls, Tokens(together, torch.cat(shares) if shares else None))
 
 
 def _filled(tensor: Tensor, axis: int, size: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from anytimecl.backbone.spec import Spec
 from anytimecl.stream import pick
-from anytimecl.tail import Dense, Params, Seen, embed, look
+from anytimecl.tail import Params, Seen, Tokens, embed, look
 
 CHUNK = 512  # images that a tail looks at in one go
 
@@ -60,7 +60,7 @@ class World:
 def resident(tokens: Sequence[NDArray[np.float16]], spec: Spec, device: str) -> Tensor | Seen:
     """Arrays of tokens [image, token, width], one after the other, as one batch on the device.
 
-    A one-block tail meets patches normalised only, so they are kept that way.
+    A one-block tail meets tokens normalised only, so they are kept that way.
     """
     count = sum(len(part) for part in tokens)
     shape = (count, spec.tokens, spec.tail.width)
@@ -70,13 +70,12 @@ def resident(tokens: Sequence[NDArray[np.float16]], spec: Spec, device: str) -> 
             whole[start : start + len(part)] = part.to(device)
         return whole
     cls = torch.empty(count, shape[2], dtype=torch.float16, device=device)
-    patches = torch.empty(count, shape[1] - 1, shape[2], dtype=torch.float16, device=device)
+    normalised = torch.empty(shape, dtype=torch.float16, device=device)
     for start, part in _pieces(tokens):
         seen = look(part.to(device).float(), spec.tail.norm_eps)
-        assert isinstance(seen.patches, Dense)
         cls[start : start + len(part)] = seen.cls
-        patches[start : start + len(part)] = seen.patches.tokens
-    return Seen(cls, Dense(patches))
+        normalised[start : start + len(part)] = seen.tokens.parts
+    return Seen(cls, Tokens(normalised))
 
 
 def _pieces(tokens: Sequence[NDArray[np.float16]]) -> Iterator[tuple[int, Tensor]]:

@@ -29,7 +29,7 @@ from anytimecl.codec._lowrank import Look, components_of, directions, fit, froze
 from anytimecl.codec._record import OVERHEAD, pack, unpack
 from anytimecl.codec._rice import expected_bits, pack_rows, unpack_rows
 from anytimecl.errors import StoreError
-from anytimecl.tail import LowRank, Seen, normalise
+from anytimecl.tail import Seen, Tokens, normalise
 
 _HEAD = struct.Struct("<B4fI")
 # Steps beside that of components, found by search over real tokens (docs/codecs.md). The mean is
@@ -86,9 +86,9 @@ class AttentionPca:
     def encode(self, tokens: Tensor) -> bytes:
         """Tokens [token, width] of one image to a record."""
         tokens = checked(tokens, self._shape)
-        own, patches = self._normalised(tokens)
-        look = look_at(self._tail, self._spec.heads, own, patches)
-        coefficients = directions(look, min(self.config.components, len(patches)))
+        seen = self._normalised(tokens)
+        look = look_at(self._tail, self._spec.heads, seen[0], seen[1:])
+        coefficients = directions(look, min(self.config.components, len(look.patches)))
         components = components_of(look, coefficients)
         strengths = components.square().mean(1).sqrt()
         sizes = _Sizes(tokens[0], look, coefficients, components)
@@ -126,14 +126,14 @@ class AttentionPca:
         mean = rows[:, 1] * scale[:, 1]
         components = rows[:, 2:] * scale[:, 2:3]
         coefficients = _padded(whole, counts, most, device) * scale[:, 3:]
-        return Seen(cls, LowRank(coefficients.mT, components, mean))
+        return Seen(cls, Tokens.low_rank(self._normalised(cls), mean, components, coefficients.mT))
 
-    def _normalised(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Class token [width] and patches [patch, width] as the block's norm leaves them."""
-        if float(tokens.abs().max()) > 1e15:  # the variance would not fit into float32
+    def _normalised(self, tokens: Tensor) -> Tensor:
+        """Tokens [token, width] as the block's norm leaves them, before its affine."""
+        # The variance of something larger would not fit into float32.
+        if tokens.numel() and float(tokens.abs().max()) > 1e15:
             tokens = tokens.double()
-        seen = normalise(tokens, self._spec.norm_eps).float()
-        return seen[0], seen[1:]
+        return normalise(tokens, self._spec.norm_eps).float()
 
 
 _FINITE = (torch.finfo(torch.float32).min, torch.finfo(torch.float32).max)

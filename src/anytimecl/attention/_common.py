@@ -1,0 +1,94 @@
+"""What the forms of attention share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anytimecl.backbone.spec import TailSpec
+from anytimecl.tail import Tokens
+
+_ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+
+
+class Attended(NamedTuple):
+    """What one query read, and what the way back needs of the way forward."""
+
+    values: Tensor  # [batch, width]
+    query: Tensor  # [batch, head, depth], scaled
+    asked: Tensor  # [batch, width], the class token, from which the query was made
+    weights: Tensor  # [batch, head, token]
+    kept: tuple[Tensor, ...]  # what this form alone needs
+
+
+class Returned(NamedTuple):
+    """What comes back. The weights' gradients are products of two factors, of which one is here."""
+
+    d_query: Tensor  # [batch, width], before the scale
+    d_met: Tensor  # [batch, head, width]; with `query` it makes the gradient of the keys' weight
+    read: Tensor  # [batch, head, width]; with `d_values`, that of the values' weight
+    d_gain: Tensor  # [width], of the first norm
+    d_shift: Tensor  # [width]
+
+
+def scale(spec: TailSpec) -> float:
+    """Of the scores."""
+    return float((spec.width // spec.heads) ** -0.5)
+
+
+def query_of(p: Mapping[str, Tensor], spec: TailSpec, own: Tensor) -> Tensor:
+    """[batch, head, depth], scaled, of the class token [batch, width]."""
+    query = linear(p, "self_attn.q_proj", own)
+    return query.view(len(query), spec.heads, -1) * scale(spec)
+
+
+def heads_of(p: Mapping[str, Tensor], spec: TailSpec) -> tuple[Tensor, Tensor]:
+    """Weights of keys and values, [head, depth, width] each."""
+    w_k, w_v = (p[f"self_attn.{name}_proj.weight"] for name in "kv")
+    shape = (spec.heads, -1, spec.width)
+    return w_k.view(shape), w_v.view(shape)
+
+
+def each_head(x: Tensor, matrices: Tensor) -> Tensor:
+    """[batch, head, a] and [head, a, b] to [batch, head, b]."""
+    return torch.bmm(x.transpose(0, 1), matrices).transpose(0, 1)
+
+
+def softmax_gradient(weights: Tensor, d: Tensor) -> Tensor:
+    """By the scores, from the gradient by the weights."""
+    return weights * (d - (weights * d).sum(-1, keepdim=True))
+
+
+def with_affine(tokens: Tokens, gain: Tensor, shift: Tensor) -> Tensor:
+    """The parts [batch, part, width] of the tokens after the norm's affine.
+
+    Components are differences of tokens: the shift is not in them. It adds the same to every
+    score of a head, and softmax drops that.
+    """
+    moved = torch.arange(tokens.parts.shape[1], device=shift.device) < CENTRES
+    return torch.addcmul(moved.unsqueeze(1) * shift, tokens.parts, gain)
+
+
+def affine_gradients(tokens: Tokens, d_affine: Tensor) -> tuple[Tensor, Tensor]:
+    """Of gain and shift, [width] each, from that of the parts."""
+    return (d_affine * tokens.parts).sum((0, 1)), d_affine[:, :CENTRES].sum((0, 1))
+
+
+CENTRES = 2  # parts that are no differences: the class token, and what the patches have in common
+
+
+def linear(p: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
+    """With weight and bias by name."""
+    return across(x, p[name + ".weight"], p[name + ".bias"])
+
+
+def across(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear`; on a CPU by oneDNN, which is half as fast again where the batch is this thin."""
+    if x.is_cuda or x.dtype != torch.float32 or not _ONEDNN:
+        return F.linear(x, weight, bias)
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return found
