@@ -1,6 +1,6 @@
 """One online step on this machine, beside a plain full-block step in the same run.
 
-    python -m benchmarks.step [--device cpu] [--rounds 15]
+    python -m benchmarks.step [--device cpu] [--rounds 6]
 
 ViT-B/32 sizes (50 tokens of 768), batch 32, 100 labels. The plain reference computes every token
 of the block and steps with torch's default AdamW.
@@ -24,6 +24,7 @@ from anytimecl.loss import anytime_loss
 from anytimecl.tail import Seen, Tokens, normalise
 
 BATCH, LABELS, DIM = 32, 100, 512
+TURN = 4  # steps
 
 
 def make_spec(tokens: int, width: int = 768, heads: int = 12, dim: int = DIM) -> Spec:
@@ -73,16 +74,20 @@ def plain_step(
 
 
 def timed(steps: dict[str, Callable[[], None]], rounds: int, device: str) -> dict[str, float]:
-    """Median milliseconds of each, taken in turns so that noise falls on all alike."""
+    """Median milliseconds of each, taken in turns so that noise falls on all alike.
+
+    A turn is a few steps of a kind, since a stream takes one after the other.
+    """
     taken: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(rounds + 2):
+    for number in range(rounds + 1):
         for name, step in steps.items():
-            began = time.perf_counter()
-            step()
-            if device != "cpu":
-                torch.cuda.synchronize()
-            if number >= 2:
-                taken[name].append(1000 * (time.perf_counter() - began))
+            for _ in range(TURN):
+                began = time.perf_counter()
+                step()
+                if device != "cpu":
+                    torch.cuda.synchronize()
+                if number:
+                    taken[name].append(1000 * (time.perf_counter() - began))
     return {name: median(values) for name, values in taken.items()}
 
 
@@ -125,7 +130,7 @@ def compare(title: str, count: int, device: str, rounds: int) -> None:
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.step", description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=6)
     given = parser.parse_args(words)
     for title, count in (("ViT-B/32", 50), ("ViT-B/16", 197)):
         compare(title, count, given.device, given.rounds)

@@ -21,7 +21,7 @@ from anytimecl.backbone import Spec, TailSpec
 from anytimecl.backbone.embedded import assemble
 from anytimecl.backbone.preprocess import from_config, pixels
 from anytimecl.codec import Codec, make_codec
-from anytimecl.tail import Dense, LowRank, Seen
+from anytimecl.tail import Seen, Tokens
 
 GRID = 14  # patches along a side; the attacker paints 8 by 8 pixels for each
 SIDE = 8 * GRID
@@ -150,7 +150,7 @@ def view(attack: str, tokens: Tensor, tail: Mapping[str, Tensor], workers: int) 
         back = codec.decode(batch, tokens.device)
         if isinstance(back, Seen):
             cls.append(back.cls.half())
-            patches.append(_multiplied(back.patches).half())
+            patches.append(_multiplied(back.tokens)[:, 1:].half())
         else:
             cls.append(back[:, 0].half())
             patches.append(back[:, 1:].half())
@@ -158,7 +158,6 @@ def view(attack: str, tokens: Tensor, tail: Mapping[str, Tensor], workers: int) 
     return View(torch.cat(cls), torch.cat(patches), in_order, float(np.mean(sizes)))
 
 
-def _multiplied(patches: Dense | LowRank) -> Tensor:
-    if isinstance(patches, Dense):
-        return patches.tokens
-    return patches.coefficients @ patches.components + patches.mean.unsqueeze(1)
+def _multiplied(tokens: Tokens) -> Tensor:
+    """[picture, token, width]."""
+    return tokens.parts if tokens.coefficients is None else tokens.coefficients @ tokens.parts

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from anytimecl.thin import Thin
@@ -37,6 +38,7 @@ def fused_step(
         BATCH=max(16, 1 << (batch - 1).bit_length()),
         ROWS=_ROWS,
         COLUMNS=_COLUMNS,
+        PRECISION="tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32",
         num_warps=_WARPS,
     )
 
@@ -52,6 +54,7 @@ def _kernel() -> Any:
         batch, heads, rows, columns,
         lr, beta1, beta2, epsilon, decay,
         BATCH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,  # noqa: N803
+        PRECISION: tl.constexpr,  # noqa: N803
     ):  # fmt: skip
         head = tl.program_id(2)
         row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -62,7 +65,7 @@ def _kernel() -> Any:
         at = example[:, None] * heads * columns + head * columns + column[None, :]
         inside = (example[:, None] < batch) & (column[None, :] < columns)
         b = tl.load(right + at, mask=inside, other=0.0)
-        g = tl.dot(a, b, input_precision="tf32x3")
+        g = tl.dot(a, b, input_precision=PRECISION)
 
         at = (head * rows + row[:, None]) * columns + column[None, :]
         inside = (row[:, None] < rows) & (column[None, :] < columns)

@@ -99,25 +99,34 @@ class AdamW:
         count: Tensor,
     ) -> None:
         """The step alone; its number, `count` [], may live on the device."""
-        whole = {}
+        small = {}
         for name, gradient in gradients.items():
             if not isinstance(gradient, Thin):
-                whole[name] = gradient
+                small[name] = gradient
             elif parameters[name].is_cuda:
                 rates = (lr, *BETAS, EPSILON, self.weight_decay)
                 fused_step(parameters[name], gradient, *self.moments[name], count, rates)
-            else:
-                whole[name] = gradient.whole(self._room(name, parameters[name]))
-        if not whole:
-            return
-        moments = [self.moments[name] for name in whole]
+            else:  # one after the other: it is used while the cache still has it
+                whole = gradient.whole(self._room(name, parameters[name]))
+                self._update(parameters, {name: whole}, lr, count)
+        if small:
+            self._update(parameters, small, lr, count)
+
+    def _update(
+        self,
+        parameters: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        lr: float,
+        count: Tensor,
+    ) -> None:
+        moments = [self.moments[name] for name in gradients]
         torch._fused_adamw_(
-            [parameters[name] for name in whole],
-            list(whole.values()),
+            [parameters[name] for name in gradients],
+            list(gradients.values()),
             [first for first, _ in moments],
             [second for _, second in moments],
             [],
-            [count] * len(whole),
+            [count] * len(gradients),
             amsgrad=False,
             lr=lr,
             beta1=BETAS[0],

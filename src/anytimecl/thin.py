@@ -32,6 +32,10 @@ class Thin(NamedTuple):
         left, right = self.left.permute(1, 2, 0), self.right.transpose(0, 1)
         if room is None:
             return torch.bmm(left, right).flatten(0, 1)
+        threads = torch.get_num_threads()
+        if len(left) == 1 and left.shape[1] % threads == 0:
+            # Each thread makes the rows that it will use: cores may be far from one another.
+            left, right = left.view(threads, -1, left.shape[2]), right.expand(threads, -1, -1)
         torch.bmm(left, right, out=room.view(len(left), -1, room.shape[1]))
         return room
 

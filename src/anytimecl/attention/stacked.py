@@ -64,7 +64,11 @@ def _dot(x: Tensor, of_parts: Tensor) -> Tensor:
 
 def _mix(shares: Tensor, of_parts: Tensor) -> Tensor:
     """[batch, head, part] of [batch, part, head, depth]: [batch, head, depth]."""
-    return (shares.mT.unsqueeze(3) * of_parts).sum(1)
+    shares = shares.mT.unsqueeze(3)
+    total = shares[:, 0] * of_parts[:, 0]
+    for part in range(1, of_parts.shape[1]):  # a sum of this many is no reduction, but one kernel
+        total = total + shares[:, part] * of_parts[:, part]
+    return total
 
 
 def _of_parts(tokens: Tokens, found: Tensor) -> Tensor:
