@@ -140,43 +140,40 @@ def weights(name: str, opinions: Opinions) -> Tensor:
     return alpha if name == "tuned" else torch.where(opinions.seen, alpha, 0.0)
 
 
-def gate(mixed: Tensor, opinions: Opinions, many: float = 10.0) -> Tensor:
-    """Weigh all seen labels together against the unseen ones, [image, label].
+def gate(mixed: Tensor, opinions: Opinions, many: float = 10.0, caution: float = 0.75) -> Tensor:
+    """Share out among seen labels only what belongs to them, [image, label].
 
     Whoever learns many examples of some labels forgets that there are others: the tuned model
-    comes to give the seen labels everything. With few examples each, it knows best whether a seen
-    label leads or an unseen one; with many, the original model does, as far as it knows the label
-    at all.
+    comes to give the seen labels everything. With few examples each, its odds of seen against
+    unseen labels are the better ones; with many, the original model's are, as far as it knows the
+    label at all, and some `caution` towards the seen ones.
     """
     seen = opinions.seen
     if not seen.any():
         return mixed
     examples = opinions.column(lambda record: record.seen)[seen].mean()  # a label has
+    learned = 1 - 1 / (1 + (examples / many) ** 2)  # from 0, a few, to 1, many
     knows = (2 * opinions.column(lambda record: record.original)).clamp(max=1.0)  # [label]
-    trust = 1 - knows * (1 - 1 / (1 + (examples / many) ** 2))  # in the tuned model's judgement
-    before, after = _lead(opinions.original, seen), _lead(opinions.tuned, seen)
-    lead = before + trust * (after - before)  # [image, label]
-    among_seen = mixed * seen / (mixed * seen).sum(1, keepdim=True).clamp_min(TINY)
-    best, rival = _best(among_seen, seen), _best(opinions.original, ~seen)  # [image, 1]
-    # Unseen labels keep what they have, so this is what brings the best seen one to its lead.
-    shared = (rival / best * lead.exp()).clamp(max=1.0) * among_seen
-    # Where many seen labels divide even all of it, the one that leads must have more to win.
-    leads = (lead > 0) & (among_seen == best)
-    shared = torch.where(leads, torch.maximum(shared, rival + (1 - rival) / 100), shared)
-    # Where one wins, they may as well have what they are believed to have.
-    wins = shared.amax(1, keepdim=True) >= rival
-    shared = torch.where(wins, torch.maximum(shared, lead.sigmoid() * among_seen), shared)
-    return torch.where(seen, shared, opinions.original)
+    trust = 1 - knows * learned  # in the tuned model's odds
+    before, after = _odds(opinions.original, seen), _odds(opinions.tuned, seen)
+    odds = before + trust * (after - before) - caution * learned  # [image, label]
+    # Unseen labels keep what they have, so this is what the odds leave to the seen ones.
+    mass = (_total(opinions.original, ~seen).log() + odds).clamp(max=0.0).exp()
+    among_seen = mixed * seen / _total(mixed, seen)
+    # Where that is enough to win, they may as well have what they are believed to have.
+    wins = (mass * among_seen).amax(1) >= (opinions.original * ~seen).amax(1)
+    mass = torch.where(wins.unsqueeze(1), torch.maximum(mass, odds.sigmoid()), mass)
+    return torch.where(seen, mass * among_seen, opinions.original)
 
 
-def _lead(probabilities: Tensor, seen: Tensor) -> Tensor:
-    """Log-odds [image, 1] of the best seen label against the best unseen one."""
-    return _best(probabilities, seen).log() - _best(probabilities, ~seen).log()
+def _odds(probabilities: Tensor, seen: Tensor) -> Tensor:
+    """Log-odds [image, 1] of all seen labels against all unseen ones."""
+    return _total(probabilities, seen).log() - _total(probabilities, ~seen).log()
 
 
-def _best(probabilities: Tensor, labels: Tensor) -> Tensor:
+def _total(probabilities: Tensor, labels: Tensor) -> Tensor:
     """[image, 1], never quite zero."""
-    return (probabilities * labels).amax(1, keepdim=True).clamp_min(TINY)
+    return (probabilities * labels).sum(1, keepdim=True).clamp_min(TINY)
 
 
 def paired(opinions: Opinions, prior: float = 20.0, share: float = 10.0) -> Tensor:
