@@ -228,6 +228,15 @@ def test_a_report_is_three_files(tmp_path: Path) -> None:
     assert [each.read_bytes() for each in again] == [each.read_bytes() for each in written]
 
 
+def test_a_report_says_what_its_maker_has_to_say(tmp_path: Path) -> None:
+    file = tmp_path / "lines.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in task_lines()))
+    page, text = "report.html", "report.md"
+    write_report([file], tmp_path, notes="Below <all>,\nand why.\n\n\nTwice.\n")
+    assert "<p>Below &lt;all&gt;,\nand why.</p>\n<p>Twice.</p>" in (tmp_path / page).read_text()
+    assert "\nBelow <all>,\nand why.\n\nTwice.\n" in (tmp_path / text).read_text()
+
+
 def test_lines_of_two_versions_of_the_code_are_told_as_such() -> None:
     told = [
         line("r", "mtil", "AnytimeCL", seed, [], versions={"code": f"{seed}"}) for seed in (0, 1)

@@ -22,8 +22,13 @@ STYLE = (
 )
 
 
-def write_report(files: Sequence[Path], out: Path, title: str = "Benchmark report") -> list[Path]:
-    """From files of results; returns what was written."""
+def write_report(
+    files: Sequence[Path], out: Path, title: str = "Benchmark report", notes: str = ""
+) -> list[Path]:
+    """From files of results; returns what was written.
+
+    `notes` is what a person has to say of them, in paragraphs with empty lines between.
+    """
     lines = [line for file in files for line in read_lines(file)]
     results = collect(lines)
     if not results.lines:
@@ -32,7 +37,7 @@ def write_report(files: Sequence[Path], out: Path, title: str = "Benchmark repor
     failed = [line for line in lines if "error" in line]
     out.mkdir(parents=True, exist_ok=True)
     every = [claim_table(results), *tables(results)]
-    about = facts(results, len(failed))
+    about = facts(results, len(failed)) + [p.strip() for p in notes.split("\n\n") if p.strip()]
     (out / "report.md").write_text(markdown(title, about, every), encoding="utf-8")
     (out / "report.html").write_text(page(title, about, every, plots(results)), encoding="utf-8")
     with (out / "results.csv").open("w", newline="", encoding="utf-8") as file:

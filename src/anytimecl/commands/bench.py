@@ -25,6 +25,10 @@ Group = Annotated[
 ]
 Seeds = Annotated[str | None, typer.Option(help="As 0,1,2; unless given: the recipe's.")]
 Only = Annotated[str, typer.Option(help="Only these methods, by name or kind, with commas.")]
+Notes = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="What you have to say: a text file."),
+]
 Jobs = Annotated[int, typer.Option(min=1, help="Runs at the same time, each in a process.")]
 Validation = Annotated[
     bool, typer.Option("--validation", help="Ask about held-out training images, never the test.")
@@ -78,11 +82,12 @@ def run(
         raise typer.Exit(1)
 
 
-def report(results: Files = None, out: Folder = Path("runs/bench")) -> None:
+def report(results: Files = None, out: Folder = Path("runs/bench"), notes: Notes = None) -> None:
     """Make tables and plots of results: Markdown, CSV, and one HTML page."""
     from anytimecl.bench.report import write_report
 
-    for file in write_report(results or [RESULTS], out):
+    said = notes.read_text(encoding="utf-8") if notes else ""
+    for file in write_report(results or [RESULTS], out, notes=said):
         typer.echo(file)
 
 

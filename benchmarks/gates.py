@@ -1,0 +1,205 @@
+"""Blends, and settings of the default one's gate, on training images that nothing was learned from.
+
+    python -m benchmarks.gates DATA [--tasks resisc12,pets,flowers102] [--seeds 0] [--device cpu]
+
+A fifth of every training split is held out. Four kinds of questions about it: *class* and *data*
+(each task alone: fifths of its classes; 2, 4, 8 and 16 % of its examples) at the stages where
+labels are still unseen; and, with all tasks learned but one, *union* (every task over the labels
+of all) and *mix* (a third of the learned labels, and all of the other task). Prints accuracies,
+each the mean over its stages and tasks, and their mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from benchmarks.features import features
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from anytimecl.backbone import Backbone, load
+from anytimecl.bench._progress import tell
+from anytimecl.bench.scenarios import class_incremental
+from anytimecl.blend import Opinions, blend, gate, weights
+from anytimecl.settings import Settings
+from anytimecl.stream import StreamLearner
+from anytimecl.tail import Seen, look
+
+KINDS = ("class", "data", "union", "mix")
+SHARES = (0.02, 0.04, 0.08, 0.16)
+
+
+class Task(NamedTuple):
+    """A training split in two."""
+
+    labels: list[str]  # of the task
+    tokens: Tensor  # [example, token, width], to learn
+    targets: list[str]
+    held: Seen  # to ask about
+    truth: list[str]
+
+
+class Asked(NamedTuple):
+    """A question to a stream at some stage."""
+
+    kind: str
+    opinions: Opinions
+    truth: Tensor  # [image]
+
+
+def gated(many: float = 10.0, caution: float = 0.75) -> Callable[[Opinions], Tensor]:
+    """The default blend with settings of its own."""
+
+    def found(opinions: Opinions) -> Tensor:
+        alpha = weights("paired", opinions)
+        mixed = alpha * opinions.tuned + (1 - alpha) * opinions.original
+        return gate(mixed, opinions, many, caution)
+
+    return found
+
+
+VARIANTS: dict[str, Callable[[Opinions], Tensor]] = {
+    **{
+        name: lambda opinions, name=name: blend(name, opinions)
+        for name in ("original", "tuned", "ocw", "ocw_other", "aim", "average", "paired")
+    },
+    "gate, never the original's odds": gated(many=1e9),
+    "gate, without caution": gated(caution=0.0),
+    "gate, 5 are many": gated(many=5.0),
+    "gate, 20 are many": gated(many=20.0),
+    "gate, caution 0.5": gated(caution=0.5),
+    "gate, caution 1": gated(caution=1.0),
+    "gate, caution 1.5": gated(caution=1.5),
+    "gated": gated(),
+}
+
+
+def open_task(archive: Path, backbone: Backbone, seed: int) -> Task:
+    """A fifth is held out, at most 800 images."""
+    train = features(archive, "train", backbone)
+    order = np.random.default_rng(seed).permutation(len(train.tokens))
+    held, rest = np.split(order, [min(800, len(order) // 5)])
+    tokens = torch.from_numpy(train.tokens[held]).to(backbone.device).float()
+    return Task(
+        list(train.names),
+        torch.from_numpy(train.tokens[rest]).to(backbone.device),
+        [train.names[target] for target in train.targets[rest]],
+        look(tokens, backbone.spec.tail.norm_eps),
+        [train.names[target] for target in train.targets[held]],
+    )
+
+
+def stream_of(tasks: Sequence[Task], backbone: Backbone, seed: int) -> StreamLearner:
+    """Knows nothing yet; the examples of all tasks, one task after the other."""
+    names = list(dict.fromkeys(name for task in tasks for name in task.labels))
+    return StreamLearner(
+        backbone.spec,
+        backbone.tail,
+        Settings(codec="tokens-fp16", seed=seed),
+        torch.cat([task.tokens for task in tasks]),
+        [label for task in tasks for label in task.targets],
+        dict(zip(names, backbone.embed_labels(names), strict=True)),
+    )
+
+
+def ask(
+    kind: str, stream: StreamLearner, backbone: Backbone, task: Task, labels: Sequence[str]
+) -> Asked:
+    """The held-out images of a task whose label is among these."""
+    names = sorted(set(labels))
+    inside = [i for i, label in enumerate(task.truth) if label in names]
+    images = task.held.map(lambda tensor: tensor[inside])
+    vectors = backbone.embed_labels(names)
+    rows = torch.tensor([stream.rows.get(name, -1) for name in names], device=vectors.device)
+    opinions = Opinions.of(
+        stream.learner.tuned_logits(images, vectors, rows),
+        stream.learner.original_logits(images, vectors),
+        stream.learner.other_logit,
+        [stream.estimates.of(name) for name in names],
+        stream.estimates.overall,
+    )
+    truth = torch.tensor([names.index(task.truth[i]) for i in inside], device=vectors.device)
+    return Asked(kind, opinions, truth)
+
+
+def alone(task: Task, backbone: Backbone, seed: int) -> Iterator[Asked]:
+    """Class- and data-incremental."""
+    stream = stream_of([task], backbone, seed)
+    for stage in class_incremental(task.targets, seed):
+        stream.learn(stage.examples)
+        if set(task.labels) - stream.rows.keys():
+            yield ask("class", stream, backbone, task, task.labels)
+    stream = stream_of([task], backbone, seed)
+    order, done = np.random.default_rng(seed).permutation(len(task.targets)).tolist(), 0
+    for share in SHARES:
+        end = max(1, round(share * len(order)))
+        stream.learn(order[done:end])
+        done = end
+        if set(task.labels) - stream.rows.keys():
+            yield ask("data", stream, backbone, task, task.labels)
+
+
+def together(tasks: Sequence[Task], novel: Task, backbone: Backbone, seed: int) -> Iterator[Asked]:
+    """All tasks learned, one after the other, but one."""
+    stream, start = stream_of(tasks, backbone, seed), 0
+    random = np.random.default_rng(seed)
+    for task in tasks:
+        stream.learn((start + random.permutation(len(task.targets))).tolist())
+        start += len(task.targets)
+    learned = [label for task in tasks for label in task.labels]
+    for task in (*tasks, novel):
+        yield ask("union", stream, backbone, task, learned + novel.labels)
+    order = random.permutation(learned).tolist()
+    for part in range(3):
+        for task in (*tasks, novel):
+            yield ask("mix", stream, backbone, task, order[part::3] + novel.labels)
+
+
+def everything(tasks: Sequence[Task], backbone: Backbone, seed: int) -> Iterator[Asked]:
+    """Every question."""
+    for task in tasks:
+        yield from alone(task, backbone, seed)
+    for left in range(len(tasks)):
+        yield from together([*tasks[:left], *tasks[left + 1 :]], tasks[left], backbone, seed)
+
+
+@torch.no_grad()
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--tasks", default="resisc12,pets,flowers102")
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--model", default="embedded")
+    parser.add_argument("--device", default="cpu")
+    given = parser.parse_args(words)
+    backbone = load(given.model, device=given.device)
+    right: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for seed in map(int, given.seeds.split(",")):
+        archives = [given.data / f"{name}.zip" for name in given.tasks.split(",")]
+        tasks = [open_task(archive, backbone, seed) for archive in archives]
+        for number, asked in enumerate(everything(tasks, backbone, seed), 1):
+            tell(f"seed {seed}: question {number}, {asked.kind}")
+            for name, variant in VARIANTS.items():
+                found = variant(asked.opinions).argmax(1) == asked.truth
+                if len(found):  # of a few labels there may be no image
+                    right[name][asked.kind].append(100 * float(found.float().mean()))
+    show(right)
+
+
+def show(right: dict[str, dict[str, list[float]]]) -> None:
+    table = Table("", *KINDS, "mean", title="Accuracy on held-out training images")
+    for name, kinds in right.items():
+        means = [float(np.mean(kinds[kind])) for kind in KINDS]
+        table.add_row(name, *(f"{value:.2f}" for value in (*means, np.mean(means))))
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()
