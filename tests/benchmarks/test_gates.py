@@ -29,7 +29,8 @@ def test_every_kind_of_question_has_seen_labels_and_unseen_ones() -> None:
     asked = list(everything(tasks, model(), seed=0))
     kinds = Counter(each.kind for each in asked)
     assert (kinds["union"], kinds["mix"]) == (4, 12)  # the tasks take turns to be the novel one
-    assert kinds["class"] and kinds["data"]
+    assert kinds["class"]
+    assert kinds["data"]
     for each in asked:
         assert not each.opinions.seen.all()
         if each.kind != "class":  # a fifth of three classes may be none
