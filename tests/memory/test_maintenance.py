@@ -10,7 +10,16 @@ import pytest
 from tests.memory.checks import assert_sound, filled, on_disk, record
 
 from anytimecl.errors import StoreError
-from anytimecl.memory import Report, backup, compact, info, open_memory, rescue, verify
+from anytimecl.memory import (
+    RamMemory,
+    Report,
+    backup,
+    compact,
+    info,
+    open_memory,
+    rescue,
+    verify,
+)
 from anytimecl.memory.database import FILE
 
 
@@ -164,3 +173,12 @@ def test_a_report_reads_well() -> None:
         "events 7 to 9 were stored, and are lost",
         "Event 3 is damaged.",
     ]
+
+
+def test_verifying_tells_how_far_it_is() -> None:
+    told: list[tuple[int, int]] = []
+    with RamMemory() as memory:
+        for number in range(3):
+            memory.append("cat", bytes([number]))
+        assert verify(memory, lambda done, total: told.append((done, total))).ok
+    assert told == [(1, 3), (2, 3), (3, 3)]

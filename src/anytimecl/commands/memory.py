@@ -56,8 +56,8 @@ def check(folder: Folder) -> None:
     """Read everything that is stored and check it. Ends with 1 if anything is wrong."""
     from anytimecl.memory import open_memory, verify
 
-    with open_memory(folder, read_only=True) as store:
-        report = verify(store)
+    with open_memory(folder, read_only=True) as store, _screen.progress("checking") as advance:
+        report = verify(store, advance)
     typer.echo(str(report))
     if not report.ok:
         raise typer.Exit(1)

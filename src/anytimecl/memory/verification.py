@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,6 +13,8 @@ from anytimecl.memory.store import Store
 from anytimecl.memory.stream import EXTENT
 
 _SHOWN = 20  # ids or findings that a text repeats
+
+Progress = Callable[[int, int], None]  # done, of how many
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,10 @@ class Report:
         return "\n".join([*lines, *self.problems[:_SHOWN]])
 
 
-def verify(store: Store) -> Report:
+def verify(store: Store, progress: Progress | None = None) -> Report:
     """Read everything and check it, on a snapshot, while others go on writing.
+
+    `progress` is told of every record.
 
     >>> from anytimecl.memory import RamMemory
     >>> with RamMemory() as memory:
@@ -55,7 +59,7 @@ def verify(store: Store) -> Report:
         examples: list[int] = []
         damaged: set[int] = set()
         checks = (
-            _records(view, examples, damaged),
+            _records(view, examples, damaged, progress),
             _structure(view),
             _texts(view, damaged),
             _counts(view),
@@ -74,10 +78,16 @@ def _all_told(check: Iterator[str]) -> Iterator[str]:
         yield str(error)
 
 
-def _records(view: Store, examples: list[int], damaged: set[int]) -> Iterator[str]:
+def _records(
+    view: Store, examples: list[int], damaged: set[int], progress: Progress | None
+) -> Iterator[str]:
     """Every record, against its checksum."""
     examples += view.all_ids()
-    damaged.update(example for example in examples if not _readable(view, example))
+    for done, example in enumerate(examples, 1):
+        if not _readable(view, example):
+            damaged.add(example)
+        if progress is not None:
+            progress(done, len(examples))
     yield from ()
 
 
