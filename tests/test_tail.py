@@ -151,7 +151,7 @@ def low_rank(own: Tensor, patches: int, rank: int) -> tuple[Tokens, Tokens]:
     return Tokens.low_rank(own, mean, components, coefficients), Tokens(whole)
 
 
-@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("rank", [0, 1, 3])
 def test_low_rank_patches_equal_the_patches_multiplied_out(rank: int) -> None:
     backbone = model()
     spec = backbone.spec.tail

@@ -12,6 +12,7 @@ from tests.test_learner import LABELS, batch_of, learner_of
 
 from anytimecl.attention import STACKED
 from anytimecl.learner import LearnerConfig
+from anytimecl.stream import _even
 from anytimecl.tail import Seen, Tokens, look
 from anytimecl.thin import Question, supports, thin_step
 
@@ -21,7 +22,7 @@ DOUBLE: dict[str, Any] = {"dtype": torch.float64}
 
 @pytest.mark.parametrize("activation", ["quick_gelu", "gelu", "gelu_tanh", "silu"])
 @pytest.mark.parametrize("kind", ["clip", "dinov2"])
-@pytest.mark.parametrize("form", ["tokens", "compressed", "side by side"])
+@pytest.mark.parametrize("form", ["whole", "parts", "no components", "stacked"])
 def test_the_gradients_are_autograds(kind: str, activation: str, form: str) -> None:
     backbone = model(kind)
     tail = dataclasses.replace(backbone.spec.tail, activation=activation)
@@ -31,11 +32,14 @@ def test_the_gradients_are_autograds(kind: str, activation: str, form: str) -> N
     learner.begin(3.0)
     batch = batch_of(backbone, 1, masked=True, **DOUBLE)
     seen = look(batch.tokens, tail.norm_eps)  # type: ignore[arg-type]
-    if form != "tokens":
+    if form != "whole":
         random = torch.Generator().manual_seed(0)
-        shapes = ((6, tail.width), (6, 3, tail.width), (6, 5, 3))
+        rank = 0 if form == "no components" else 3
+        shapes = ((6, tail.width), (6, rank, tail.width), (6, 5, rank))
         parts = (torch.randn(shape, generator=random, **DOUBLE) for shape in shapes)
         seen = Seen(seen.cls, Tokens.low_rank(seen.tokens.parts[:, 0], *parts))
+        if form == "stacked":
+            seen = _even(seen)  # as a stream has them
     weight = torch.arange(1.0, 7, **DOUBLE) / 21
     batch = dataclasses.replace(batch, tokens=seen, weight=weight)
     expected = learner._by_autograd(batch)
@@ -45,7 +49,7 @@ def test_the_gradients_are_autograds(kind: str, activation: str, form: str) -> N
         seen, batch.target, batch.vectors, batch.mask, weight, learner.spec.logit_scale, 30.0, 0.3
     )
     params = dict(learner.params)
-    if form == "side by side":
+    if form == "stacked":
         at = f"layers.{tail.last}."
         params[at + STACKED] = learner.stacked([f"{at}self_attn.{x}_proj.weight" for x in "qkv"])
     found = thin_step(params, learner.other, tail, question)
@@ -61,3 +65,17 @@ def test_other_tails_are_left_to_autograd() -> None:
     assert not supports(model(blocks=2).spec.tail)
     assert not supports(model("siglip").spec.tail)
     assert not supports(dataclasses.replace(model("dinov2").spec.tail, mlp="swiglu"))
+
+
+def test_stacked_weights_follow_what_is_learned() -> None:
+    learner, other = (learner_of(model(), CONFIG, **DOUBLE) for _ in range(2))
+    at = f"layers.{model().spec.tail.last}.self_attn."
+    names = [f"{at}{x}_proj.weight" for x in "qkv"]
+    whole = learner.stacked(names)
+    before = whole.clone()
+    for each in (learner, other):
+        each.apply(each.look_ahead(batch_of(model(), 1, **DOUBLE)))
+    assert not torch.equal(whole, before)
+    assert torch.equal(whole, torch.cat([other.params[name] for name in names]))
+    learner.restore(learner_of(model(), CONFIG, **DOUBLE).state())
+    assert torch.equal(whole, before)

@@ -99,20 +99,20 @@ class AdamW:
         count: Tensor,
     ) -> None:
         """The step alone; its number, `count` [], may live on the device."""
-        small = {}
+        plain = {}
         for name, gradient in gradients.items():
             if not isinstance(gradient, Thin):
-                small[name] = gradient
+                plain[name] = gradient
             elif parameters[name].is_cuda:
                 rates = (lr, *BETAS, EPSILON, self.weight_decay)
                 fused_step(parameters[name], gradient, *self.moments[name], count, rates)
             else:  # one after the other: it is used while the cache still has it
                 whole = gradient.whole(self._room(name, parameters[name]))
-                self._update(parameters, {name: whole}, lr, count)
-        if small:
-            self._update(parameters, small, lr, count)
+                self._adamw(parameters, {name: whole}, lr, count)
+        if plain:
+            self._adamw(parameters, plain, lr, count)
 
-    def _update(
+    def _adamw(
         self,
         parameters: Mapping[str, Tensor],
         gradients: Mapping[str, Tensor],

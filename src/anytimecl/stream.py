@@ -73,12 +73,12 @@ class StreamLearner:
         self._at: list[int] = []  # the examples learned; the sampler knows them by their turn
         room = len(set(labels))
         device = self.learner.other.device
-        self._params = self._laid_out() if device.type == "cuda" else self.learner.params
         self.learner.make_room(room)
         self._vectors = torch.zeros(room, spec.dim, device=device)
         self._columns = torch.arange(room, device=device)
         self._target = torch.zeros(len(labels), dtype=torch.long, device=device)
         self._step: Callable[[], None] | None = None
+        self._params: Params = {}  # as the step in halves has them
         size = settings.learner.batch
         self._tables = _Tables(
             torch.zeros(STRETCH, size, dtype=torch.long, device=device),
@@ -116,9 +116,12 @@ class StreamLearner:
         return torch.stack([self._right[: len(indices)], original])
 
     def _laid_out(self) -> Params:
-        """The weights, with those of the attention in one piece where that makes fewer products."""
+        """The weights; for a compiler, those of the attention in one piece.
+
+        Kernel by kernel that form would take more of them, not fewer.
+        """
         seen, spec = self._examples, self.learner.spec.tail
-        if not isinstance(seen, Seen) or seen.tokens.coefficients is None or not supports(spec):
+        if not self._compiled or not isinstance(seen, Seen) or seen.tokens.coefficients is None:
             return self.learner.params
         at = f"layers.{spec.last}."
         stacked = self.learner.stacked([f"{at}self_attn.{name}_proj.weight" for name in "qkv"])
@@ -206,6 +209,7 @@ class StreamLearner:
     def _in_halves(self) -> Callable[[], None]:
         """`_one`, but the MLP's weights change while the gradients of attention come."""
         beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._params = self._laid_out()
         late, early = self._late, self._early
         if self._compiled:
             late = torch.compile(late, dynamic=False)

@@ -22,6 +22,7 @@ from anytimecl.backbone.spec import TailSpec
 from anytimecl.backbone.trunk import activate, block
 
 Params = Mapping[str, Tensor]
+CENTRES = 2  # compressed: the class token, and what the patches have in common
 
 
 class Tokens(NamedTuple):
@@ -29,7 +30,8 @@ class Tokens(NamedTuple):
 
     The parts may be the tokens themselves. In compressed form they are the class token, what the
     patches have in common, and components of which every patch takes its share; the tokens are
-    never multiplied out.
+    never multiplied out. Each token has exactly one of the two `CENTRES` in it, once; components
+    are differences, in which a norm's shift is not.
     """
 
     parts: Tensor  # [batch, part, width], the class token first

@@ -94,9 +94,9 @@ def late_step(
     """All the way forward, and back as far as the attention's output."""
     p = _own_names(params, spec)
     attended = attend(p, spec, asked.seen.tokens)
-    read = linear(p, "self_attn.out_proj", attended.values)
+    attended_out = linear(p, "self_attn.out_proj", attended.values)
     scale1, scale2 = p.get("layer_scale1.lambda1"), p.get("layer_scale2.lambda1")
-    x1 = asked.seen.cls + (read if scale1 is None else read * scale1)
+    x1 = asked.seen.cls + (attended_out if scale1 is None else attended_out * scale1)
     hat2, spread2 = _normed(x1, spec.norm_eps)
     hidden_in = hat2 * p["layer_norm2.weight"] + p["layer_norm2.bias"]
     hidden = linear(p, "mlp.fc1", hidden_in)
@@ -131,7 +131,7 @@ def late_step(
         vectors["layer_scale2.lambda1"] = (d_x2 * out).sum(0)
     gradients = _full_names(spec, matrices, vectors)
     gradients.vectors["other"] = d_other
-    return logits, gradients, Half(attended, read, d_x1)
+    return logits, gradients, Half(attended, attended_out, d_x1)
 
 
 def early_step(params: Params, spec: TailSpec, seen: Seen, half: Half) -> Gradients:

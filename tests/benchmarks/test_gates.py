@@ -8,7 +8,6 @@ import torch
 from benchmarks.gates import VARIANTS, Task, everything
 from tests.helpers import model, picture
 
-from anytimecl.blend import blend
 from anytimecl.tail import look
 
 NAMES = (["cat", "dog", "elk"], ["oak", "elm", "fir"])
@@ -36,7 +35,7 @@ def test_every_kind_of_question_has_seen_labels_and_unseen_ones() -> None:
         if each.kind != "class":  # a fifth of three classes may be none
             assert each.opinions.seen.any()
         assert len(each.truth) == len(each.opinions.tuned)
-        assert torch.equal(VARIANTS["gated"](each.opinions), blend("gated", each.opinions))
+        assert all(len(fn(each.opinions)) == len(each.truth) for fn in VARIANTS.values())
 
 
 @torch.no_grad()

@@ -187,8 +187,8 @@ def test_any_patches_give_nearly_the_same_mean(tokens: Tensor) -> None:
     """What attention reads first of all is the weighted mean, and that is stored the finest."""
     made = AttentionPca(spec(), params())
     rebuilt = dense(made.decode([made.encode(tokens)])).tokens.parts[0, 1:]
-    own, *_ = made._normalised(tokens)
-    normed = made._normalised(tokens)[1:]
+    own, *_ = normed = made._normalised(tokens)
+    normed = normed[1:]
     look = lowrank.look_at(lowrank.frozen(params(), TAIL), HEADS, own, normed)
     assert rebuilt.abs().max() <= 3 * WIDTH**0.5
     spread = (look.weights[:, None] * (normed - look.weights @ normed).square()).sum().sqrt()

@@ -8,7 +8,8 @@ forms give the same, up to rounding:
     parts.py     tokens as sums of parts; the affine is put on the parts, of which there are few
     stacked.py   parts again; queries, keys and values of all of them in one product
 
-The first two multiply the least: a CPU's forms. The third launches the least: a GPU's.
+The first two multiply the least. The third takes the fewest kernels once a compiler has been over
+it; it is for a GPU, and used where the three weights were laid out one behind the other.
 """
 
 from __future__ import annotations

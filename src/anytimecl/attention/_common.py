@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anytimecl.backbone.spec import TailSpec
-from anytimecl.tail import Tokens
+from anytimecl.tail import CENTRES, Tokens
 
 _ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
@@ -78,9 +78,6 @@ def affine_gradients(tokens: Tokens, d_affine: Tensor) -> tuple[Tensor, Tensor]:
     return (d_affine * tokens.parts).sum((0, 1)), d_affine[:, :CENTRES].sum((0, 1))
 
 
-CENTRES = 2  # parts that are no differences: the class token, and what the patches have in common
-
-
 def linear(p: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
     """With weight and bias by name."""
     return across(x, p[name + ".weight"], p[name + ".bias"])
@@ -88,7 +85,7 @@ def linear(p: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 def across(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`; on a CPU by oneDNN, which is half as fast again where the batch is this thin."""
-    if x.is_cuda or x.dtype != torch.float32 or not _ONEDNN:
+    if x.device.type != "cpu" or x.dtype != torch.float32 or not _ONEDNN:
         return F.linear(x, weight, bias)
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return found

@@ -1,4 +1,4 @@
-"""Over parts, of which there are fewer than heads: the norm's affine is put on them.
+"""Over parts, of which there are few: the norm's affine is put on them.
 
 Keys and values fold into the query, as in `whole.py`.
 """

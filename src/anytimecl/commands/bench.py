@@ -27,7 +27,7 @@ Seeds = Annotated[str | None, typer.Option(help="As 0,1,2; unless given: the rec
 Only = Annotated[str, typer.Option(help="Only these methods, by name or kind, with commas.")]
 Notes = Annotated[
     Path | None,
-    typer.Option(exists=True, dir_okay=False, help="What you have to say: a text file."),
+    typer.Option(exists=True, dir_okay=False, help="A text file, put above the tables."),
 ]
 Jobs = Annotated[int, typer.Option(min=1, help="Runs at the same time, each in a process.")]
 Validation = Annotated[
