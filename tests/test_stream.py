@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 import torch
 from tests.helpers import FAST, lesson, model, settings, taught
+from torch import Tensor
 
 from anytimecl import stream
 from anytimecl.settings import Settings
@@ -75,26 +76,47 @@ def test_a_long_stream_is_cut_into_stretches(monkeypatch: pytest.MonkeyPatch) ->
     assert cut.estimates.state() == whole.estimates.state()
 
 
-def test_compressed_examples_are_learned_as_they_are() -> None:
-    """From their factors, as if they had been multiplied out."""
-    backbone, chosen = model(), settings(seed=2)
+def compressed() -> tuple[Seen, Seen]:
+    """Examples as a few parts, and multiplied out."""
     random = torch.Generator().manual_seed(1)
-    width, labels = backbone.spec.tail.width, [lesson(number)[1] for number in range(COUNT)]
+    width, eps = model().spec.tail.width, model().spec.tail.norm_eps
     shapes = ((COUNT, width), (COUNT, width), (COUNT, 3, width), (COUNT, 4, 3))
     cls, *parts = (torch.randn(shape, generator=random) for shape in shapes)
-    low = Tokens.low_rank(normalise(cls, backbone.spec.tail.norm_eps), *parts)
+    low = Tokens.low_rank(normalise(cls, eps), *parts)
     assert low.coefficients is not None
-    whole = Tokens(low.coefficients @ low.parts)
-    vectors = {label: backbone.embed_labels([label])[0] for label in set(labels)}
-    states = []
-    for tokens in (low, whole):
-        learner = StreamLearner(
-            backbone.spec, backbone.tail, chosen, Seen(cls, tokens), labels, vectors
-        )
-        learner.learn(range(COUNT))
-        states.append(learner.learner.state())
-    for name, value in states[0].items():
-        torch.testing.assert_close(value, states[1][name], atol=1e-4, rtol=1e-3)
+    return Seen(cls, low), Seen(cls, Tokens(low.coefficients @ low.parts))
+
+
+def learned_from(seen: Seen, device: str = "cpu", **options: bool) -> dict[str, Tensor]:
+    """What a stream of these examples leaves behind."""
+    backbone, labels = model(), [lesson(number)[1] for number in range(COUNT)]
+    vectors = {label: backbone.embed_labels([label])[0].to(device) for label in set(labels)}
+    tail = {name: value.to(device) for name, value in backbone.tail.items()}
+    examples = seen.map(lambda tensor: tensor.to(device))
+    learner = StreamLearner(
+        backbone.spec, tail, settings(seed=2), examples, labels, vectors, **options
+    )
+    learner.learn(range(COUNT))
+    return learner.learner.state()
+
+
+def test_compressed_examples_are_learned_as_they_are() -> None:
+    """From their parts, as if they had been multiplied out."""
+    parts, whole = (learned_from(seen) for seen in compressed())
+    for name, value in parts.items():
+        torch.testing.assert_close(value, whole[name], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="There is no GPU to capture a graph on.")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gpu_learns_the_same_from_compressed_examples(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_tensor_cores", contextlib.nullcontext)
+    seen, _ = compressed()
+    expected = learned_from(seen)
+    for name, value in learned_from(seen, "cuda", compiled=compiled).items():
+        torch.testing.assert_close(value.cpu(), expected[name], atol=1e-4, rtol=1e-3)
 
 
 def test_learning_nothing_changes_nothing() -> None:
