@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 from anytimecl.backbone import Backbone, load
-from anytimecl.blend import BLENDS, Opinions, blend
+from anytimecl.blend import BLENDS, blend
 from anytimecl.settings import Settings
-from anytimecl.stream import StreamLearner
+from anytimecl.stream import StreamLearner, opinions_of
 
 STAGES = (0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0)
 
@@ -39,18 +39,12 @@ def stages(total: int) -> list[int]:
 def accuracies(stream: StreamLearner, test: Features, vectors: torch.Tensor) -> dict[str, float]:
     """Every blend on the whole test split, unseen classes included."""
     device = vectors.device
-    rows = torch.tensor([stream.rows.get(name, -1) for name in test.names], device=device)
-    records = [stream.estimates.of(name) for name in test.names]
     right: dict[str, int] = defaultdict(int)
     for start in range(0, len(test.tokens), 64):
         tokens = torch.from_numpy(test.tokens[start : start + 64]).to(device).float()
         target = torch.from_numpy(test.targets[start : start + 64]).to(device)
-        opinions = Opinions.of(
-            stream.learner.tuned_logits(tokens, vectors, rows),
-            stream.learner.original_logits(tokens, vectors),
-            stream.learner.other_logit,
-            records,
-            stream.estimates.overall,
+        opinions = opinions_of(
+            stream.learner, stream.estimates, stream.rows, tokens, test.names, vectors
         )
         for name in BLENDS:
             right[name] += int((blend(name, opinions).argmax(1) == target).sum())

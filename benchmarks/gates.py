@@ -27,10 +27,10 @@ from torch import Tensor
 
 from anytimecl.backbone import Backbone, load
 from anytimecl.bench._progress import tell
-from anytimecl.bench.scenarios import class_incremental
+from anytimecl.bench.scenarios import class_incremental, data_incremental
 from anytimecl.blend import Opinions, blend, gate
 from anytimecl.settings import Settings
-from anytimecl.stream import StreamLearner
+from anytimecl.stream import StreamLearner, opinions_of
 from anytimecl.tail import Seen, look
 
 KINDS = ("class", "data", "union", "mix")
@@ -118,33 +118,23 @@ def ask(
     inside = [i for i, label in enumerate(task.truth) if label in names]
     images = task.held.map(lambda tensor: tensor[inside])
     vectors = backbone.embed_labels(names)
-    rows = torch.tensor([stream.rows.get(name, -1) for name in names], device=vectors.device)
-    opinions = Opinions.of(
-        stream.learner.tuned_logits(images, vectors, rows),
-        stream.learner.original_logits(images, vectors),
-        stream.learner.other_logit,
-        [stream.estimates.of(name) for name in names],
-        stream.estimates.overall,
-    )
+    opinions = opinions_of(stream.learner, stream.estimates, stream.rows, images, names, vectors)
     truth = torch.tensor([names.index(task.truth[i]) for i in inside], device=vectors.device)
     return Asked(kind, opinions, truth)
 
 
 def alone(task: Task, backbone: Backbone, seed: int) -> Iterator[Asked]:
     """Class- and data-incremental."""
-    stream = stream_of([task], backbone, seed)
-    for stage in class_incremental(task.targets, seed):
-        stream.learn(stage.examples)
-        if set(task.labels) - stream.rows.keys():
-            yield ask("class", stream, backbone, task, task.labels)
-    stream = stream_of([task], backbone, seed)
-    order, done = np.random.default_rng(seed).permutation(len(task.targets)).tolist(), 0
-    for share in SHARES:
-        end = max(1, round(share * len(order)))
-        stream.learn(order[done:end])
-        done = end
-        if set(task.labels) - stream.rows.keys():
-            yield ask("data", stream, backbone, task, task.labels)
+    kinds = {
+        "class": class_incremental(task.targets, seed),
+        "data": data_incremental(len(task.targets), seed, SHARES),
+    }
+    for kind, stages in kinds.items():
+        stream = stream_of([task], backbone, seed)
+        for stage in stages:
+            stream.learn(stage.examples)
+            if set(task.labels) - stream.rows.keys():
+                yield ask(kind, stream, backbone, task, task.labels)
 
 
 def together(tasks: Sequence[Task], novel: Task, backbone: Backbone, seed: int) -> Iterator[Asked]:

@@ -216,11 +216,8 @@ def test_a_label_that_the_original_model_never_knows_is_not_judged_by_it() -> No
 def test_with_many_examples_the_original_model_says_how_likely_seen_labels_are() -> None:
     """With some caution: where none of them wins, they have half of what it gives them."""
     records = [Record(seen=10**9, original=0.5, tuned_alone=3.0)] * 3 + [Record()]
-    opinions = dataclasses.replace(OPINIONS, records=records)
-    opinions = dataclasses.replace(
-        opinions,
-        original=OPINIONS.original.new_tensor([[0.1, 0.1, 0.1, 0.7], [0.2, 0.1, 0.1, 0.6]]),
-    )
+    shy = OPINIONS.original.new_tensor([[0.1, 0.1, 0.1, 0.7], [0.2, 0.1, 0.1, 0.6]])
+    opinions = dataclasses.replace(OPINIONS, records=records, original=shy)
     blended = blend("gated", opinions)
     assert blended.argmax(1).tolist() == [3, 3]
     expected = math.exp(-0.75) * opinions.original[:, :3].sum(1)

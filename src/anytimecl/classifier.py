@@ -30,10 +30,11 @@ from anytimecl.keeper import CHECKPOINT, Keeper
 from anytimecl.labels import clean_label, clean_labels
 from anytimecl.lock import TurnLock
 from anytimecl.memory import RamMemory, Store, backup, open_memory
+from anytimecl.memory.contract import Progress
 from anytimecl.memory.database import FILE as MEMORY_FILE
 from anytimecl.prediction import Prediction, predictions
 from anytimecl.settings import Settings
-from anytimecl.student import Learned, Progress, Student
+from anytimecl.student import Learned, Student
 from anytimecl.tail import embed
 
 Item = TypeVar("Item")

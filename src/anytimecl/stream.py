@@ -16,12 +16,11 @@ from random import Random
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from anytimecl.attention import STACKED
 from anytimecl.backbone.spec import Spec
-from anytimecl.blend import Estimates
+from anytimecl.blend import Estimates, Opinions
 from anytimecl.learner import Batch, Learner
 from anytimecl.sampling import SAMPLERS
 from anytimecl.settings import Settings
@@ -256,6 +255,26 @@ class StreamLearner:
         self.learner.optimiser.update(self.learner.trainable(), gradients, config.lr, self._count)
 
 
+@torch.no_grad()
+def opinions_of(
+    learner: Learner,
+    estimates: Estimates,
+    rows: Mapping[str, int],  # the place of each label seen
+    tokens: Tensor | Seen,
+    names: Sequence[str],
+    vectors: Tensor,  # [label, dim], of these names
+) -> Opinions:
+    """What both models say of a batch over these labels, and what is known about each."""
+    places = torch.tensor([rows.get(name, -1) for name in names], device=vectors.device)
+    return Opinions.of(
+        learner.tuned_logits(tokens, vectors, places),
+        learner.original_logits(tokens, vectors),
+        learner.other_logit,
+        [estimates.of(name) for name in names],
+        estimates.overall,
+    )
+
+
 @contextmanager
 def _tensor_cores() -> Iterator[None]:
     """Products in TF32, whose ten bits are as many as the tokens are stored with."""
@@ -282,11 +301,10 @@ def _resident(examples: Tensor | Seen, spec: Spec) -> Tensor | Seen:
 
 def _even(seen: Seen) -> Seen:
     """With as many parts as tensor cores like to multiply."""
-    parts, coefficients = seen.tokens
-    if coefficients is None:
+    if seen.tokens.coefficients is None:
         return seen
-    spare = -parts.shape[1] % 8
-    return Seen(seen.cls, Tokens(F.pad(parts, (0, 0, 0, spare)), F.pad(coefficients, (0, spare))))
+    count = seen.tokens.parts.shape[1]
+    return Seen(seen.cls, seen.tokens.filled(count + -count % 8))
 
 
 def pick(examples: Tensor | Seen, chosen: Tensor) -> Tensor | Seen:

@@ -26,13 +26,13 @@ from anytimecl.errors import CheckpointError
 from anytimecl.learner import AdamW, Batch, Learner
 from anytimecl.lock import TurnLock
 from anytimecl.memory import Memory
+from anytimecl.memory.contract import Progress
 from anytimecl.sampling import SAMPLERS
 from anytimecl.settings import Settings
 from anytimecl.tail import Seen
 
 OFFLINE_CHUNK = 256  # examples of an offline batch in RAM at once
 VECTORS = "vectors"  # of the labels, in a checkpoint
-Progress = Callable[[int, int], None]  # done, of how many
 
 
 class Learned(NamedTuple):

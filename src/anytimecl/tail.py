@@ -54,6 +54,12 @@ class Tokens(NamedTuple):
         """Weights of tokens, [batch, head, token], as weights of parts, [.., part]."""
         return weights if self.coefficients is None else weights @ self.coefficients
 
+    def filled(self, parts: int) -> Self:
+        """In compressed form, with zeros up to so many parts."""
+        assert self.coefficients is not None, "tokens as they are cannot be more"
+        spare = parts - self.parts.shape[1]
+        return type(self)(F.pad(self.parts, (0, 0, 0, spare)), F.pad(self.coefficients, (0, spare)))
+
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Both tensors, changed."""
         shares = self.coefficients

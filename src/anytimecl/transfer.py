@@ -22,10 +22,10 @@ from anytimecl.errors import ImageError, ModelError, StoreError
 from anytimecl.images import load_image
 from anytimecl.keeper import CHECKPOINT
 from anytimecl.memory import Row, Store, open_memory
+from anytimecl.memory.contract import Progress
 from anytimecl.memory.exporting import Features, export_memory
 from anytimecl.memory.importing import Export, Imported, import_into, import_new
 from anytimecl.settings import Settings
-from anytimecl.student import Progress
 from anytimecl.tail import Seen, embed
 
 AT_ONCE = 32  # records decoded together

@@ -240,16 +240,8 @@ def joined(parts: Sequence[Tensor | Seen]) -> Tensor | Seen:
         return torch.cat(tensors)
     seen = [part for part in parts if isinstance(part, Seen)]
     cls, tokens = torch.cat([part.cls for part in seen]), [part.tokens for part in seen]
-    shares = [its.coefficients for its in tokens if its.coefficients is not None]
-    if not shares:
+    if all(its.coefficients is None for its in tokens):
         return Seen(cls, Tokens(torch.cat([its.parts for its in tokens])))
-    assert len(shares) == len(tokens), "some are compressed, and some are not"
     most = max(its.parts.shape[1] for its in tokens)
-    parts_of = torch.cat([_filled(its.parts, 1, most) for its in tokens])
-    return Seen(cls, Tokens(parts_of, torch.cat([_filled(own, 2, most) for own in shares])))
-
-
-def _filled(tensor: Tensor, axis: int, size: int) -> Tensor:
-    shape = list(tensor.shape)
-    shape[axis] = size - shape[axis]
-    return torch.cat([tensor, tensor.new_zeros(shape)], dim=axis)
+    parts_of, shares = zip(*(its.filled(most) for its in tokens), strict=True)
+    return Seen(cls, Tokens(torch.cat(parts_of), torch.cat(shares)))

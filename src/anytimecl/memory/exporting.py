@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from anytimecl.errors import StoreError
-from anytimecl.memory.contract import Row
+from anytimecl.memory.contract import Progress, Row
 from anytimecl.memory.store import Store
 from anytimecl.memory.verification import snapshot
 
@@ -35,7 +35,6 @@ SHARD_BYTES = 1 << 28  # of records, about
 GROUP_BYTES = 1 << 24  # in RAM at once, about
 AT_ONCE = 1000  # examples at most in one row group, or in one transaction
 
-Progress = Callable[[int, int], None]  # done, of how many
 Features = Callable[[Sequence[bytes]], Mapping[str, Tensor]]  # of records, [record, ...] each
 
 

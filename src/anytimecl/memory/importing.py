@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anytimecl.errors import AnytimeError, StoreError
-from anytimecl.memory.contract import Row
+from anytimecl.memory.contract import Progress, Row
 from anytimecl.memory.exporting import (
     ABOUT,
     AT_ONCE,
     FORMAT,
     VERSION,
-    Progress,
     all_at_once,
     pyarrow_parquet,
 )

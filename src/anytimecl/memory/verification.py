@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from anytimecl.errors import StoreError
+from anytimecl.memory.contract import Progress
 from anytimecl.memory.database import connect_read_only, telling
 from anytimecl.memory.store import Store
 from anytimecl.memory.stream import EXTENT
 
 _SHOWN = 20  # ids or findings that a text repeats
-
-Progress = Callable[[int, int], None]  # done, of how many
 
 
 @dataclass(frozen=True)

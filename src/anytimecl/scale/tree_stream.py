@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from anytimecl.backbone.spec import Spec
-from anytimecl.blend import Opinions, blend
+from anytimecl.blend import blend
 from anytimecl.scale.routes import Routes, two_means
 from anytimecl.settings import Settings
-from anytimecl.stream import StreamLearner
+from anytimecl.stream import StreamLearner, opinions_of
 from anytimecl.tail import Params, Seen
 
 
@@ -109,19 +109,10 @@ class TreeStream:
             values = torch.zeros(len(leaves), len(names), device=embedded.device)
             for leaf in set(leaves):  # every image of the batch, of which some are its own
                 own = torch.tensor([at == leaf for at in leaves], device=embedded.device)
-                said = blend(name, self._opinions(self.leaves[leaf], tokens, names, embedded))
-                values[own] = said[own]
+                its = self.leaves[leaf]
+                opinions = opinions_of(
+                    its.learner, its.estimates, its.rows, tokens, names, embedded
+                )
+                values[own] = blend(name, opinions)[own]
             parts.append(values)
         return torch.cat(parts)
-
-    def _opinions(
-        self, leaf: LeafStream, tokens: Tensor | Seen, names: Sequence[str], embedded: Tensor
-    ) -> Opinions:
-        rows = torch.tensor([leaf.rows.get(label, -1) for label in names], device=embedded.device)
-        return Opinions.of(
-            leaf.learner.tuned_logits(tokens, embedded, rows),
-            leaf.learner.original_logits(tokens, embedded),
-            leaf.learner.other_logit,
-            [leaf.estimates.of(label) for label in names],
-            leaf.estimates.overall,
-        )

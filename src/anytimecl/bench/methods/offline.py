@@ -9,12 +9,12 @@ from torch import Tensor
 
 from anytimecl.bench.methods._base import Method
 from anytimecl.bench.methods._batches import Schedule, train
-from anytimecl.bench.methods.online import both
 from anytimecl.bench.world import World
 from anytimecl.blend import BLENDS, Estimates, blend
 from anytimecl.learner import Learner, LearnerConfig
 from anytimecl.loss import anytime_loss
 from anytimecl.settings import Settings
+from anytimecl.stream import opinions_of
 from anytimecl.tail import Seen
 
 
@@ -60,8 +60,8 @@ class Offline(Method):
 
     def readings(self, tokens: Tensor | Seen, names: Sequence[str]) -> dict[str, Tensor]:
         """Every blend."""
-        rows = {name: self.rows.get(name, -1) for name in names}
-        opinions = both(self.learner, self.world, tokens, rows, self.estimates)
+        vectors = self.world.label_vectors(names)
+        opinions = opinions_of(self.learner, self.estimates, self.rows, tokens, names, vectors)
         return {name: blend(name, opinions) for name in BLENDS}
 
     @torch.no_grad()

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from anytimecl.bench.methods._base import Method
 from anytimecl.bench.world import World
-from anytimecl.blend import BLENDS, ETA, Estimates, Opinions, blend
-from anytimecl.learner import Learner, LearnerConfig
+from anytimecl.blend import BLENDS, ETA, Estimates, blend
+from anytimecl.learner import LearnerConfig
 from anytimecl.settings import Settings
-from anytimecl.stream import StreamLearner
+from anytimecl.stream import StreamLearner, opinions_of
 from anytimecl.tail import Seen
 
 
@@ -65,8 +64,10 @@ class Online(Method):
     def readings(self, tokens: Tensor | Seen, names: Sequence[str]) -> dict[str, Tensor]:
         """Every blend."""
         stream = self.stream
-        rows = {name: stream.rows.get(name, -1) for name in names}
-        opinions = both(stream.learner, self.world, tokens, rows, stream.estimates)
+        vectors = self.world.label_vectors(names)
+        opinions = opinions_of(
+            stream.learner, stream.estimates, stream.rows, tokens, names, vectors
+        )
         read = {name: blend(name, opinions) for name in BLENDS}
         for estimates in self.etas:
             records = [estimates.of(name) for name in names]
@@ -74,26 +75,6 @@ class Online(Method):
             for name in (self.default, "ocw"):
                 read[f"{name} eta={estimates.eta:g}"] = blend(name, other)
         return read
-
-
-@torch.no_grad()
-def both(
-    learner: Learner,
-    world: World,
-    tokens: Tensor | Seen,
-    rows: dict[str, int],  # candidate -> its row among the labels seen, -1 for none
-    estimates: Estimates,
-) -> Opinions:
-    """What both models say of a batch over the candidates."""
-    vectors = world.label_vectors(list(rows))
-    places = torch.tensor(list(rows.values()), device=world.device)
-    return Opinions.of(
-        learner.tuned_logits(tokens, vectors, places),
-        learner.original_logits(tokens, vectors),
-        learner.other_logit,
-        [estimates.of(name) for name in rows],
-        estimates.overall,
-    )
 
 
 class _Shared(Estimates):
