@@ -9,13 +9,13 @@ tests hold them to that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from anytimecl.attention import Attended, across, attend, come_back, linear
+from anytimecl.attention import Attended, across, attend, back_across, come_back, linear
 from anytimecl.backbone.spec import TailSpec
 from anytimecl.backbone.trunk import activate
 from anytimecl.tail import Params, Seen
@@ -97,14 +97,12 @@ def late_step(
     attended_out = linear(p, "self_attn.out_proj", attended.values)
     scale1, scale2 = p.get("layer_scale1.lambda1"), p.get("layer_scale2.lambda1")
     x1 = asked.seen.cls + (attended_out if scale1 is None else attended_out * scale1)
-    hat2, spread2 = _normed(x1, spec.norm_eps)
-    hidden_in = hat2 * p["layer_norm2.weight"] + p["layer_norm2.bias"]
+    hidden_in, *met2 = _norm(p, "layer_norm2", x1, spec.norm_eps)
     hidden = linear(p, "mlp.fc1", hidden_in)
     active = activate(spec, hidden)
     out = linear(p, "mlp.fc2", active)
     x2 = x1 + (out if scale2 is None else out * scale2)
-    hat3, spread3 = _normed(x2, spec.norm_eps)
-    last = hat3 * p["post_layernorm.weight"] + p["post_layernorm.bias"]
+    last, *met3 = _norm(p, "post_layernorm", x2, spec.norm_eps)
     projection = p.get("visual_projection.weight")
     features = last if projection is None else across(last, projection)
     length = features.norm(dim=-1, keepdim=True).clamp_min(1e-12)
@@ -115,15 +113,16 @@ def late_step(
     d_unit = d_cosine @ asked.labels
     d_features = (d_unit - unit * (unit * d_unit).sum(-1, keepdim=True)) / length
     d_last = d_features if projection is None else across(d_features, projection.T)
-    d_x2 = _norm_gradient(d_last * p["post_layernorm.weight"], hat3, spread3)
+    d_x2, _, _ = _norm_gradient(p, "post_layernorm", d_last, x2, met3)
     d_out = d_x2 if scale2 is None else d_x2 * scale2
-    d_hidden = _activation_gradient(spec, hidden, across(d_out, p["mlp.fc2.weight"].T))
-    d_hidden_in = across(d_hidden, p["mlp.fc1.weight"].T)
-    d_x1 = d_x2 + _norm_gradient(d_hidden_in * p["layer_norm2.weight"], hat2, spread2)
+    d_hidden = _activation_gradient(spec, hidden, back_across(d_out, p["mlp.fc2.weight"]))
+    d_hidden_in = back_across(d_hidden, p["mlp.fc1.weight"])
+    d_normed, d_gain, d_shift = _norm_gradient(p, "layer_norm2", d_hidden_in, x1, met2)
+    d_x1 = d_x2 + d_normed
     matrices = {"mlp.fc1": _thin(d_hidden, hidden_in), "mlp.fc2": _thin(d_out, active)}
     vectors = {
-        "layer_norm2.weight": (d_hidden_in * hat2).sum(0),
-        "layer_norm2.bias": d_hidden_in.sum(0),
+        "layer_norm2.weight": d_gain,
+        "layer_norm2.bias": d_shift,
         "mlp.fc1.bias": d_hidden.sum(0),
         "mlp.fc2.bias": d_out.sum(0),
     }
@@ -140,7 +139,7 @@ def early_step(params: Params, spec: TailSpec, seen: Seen, half: Half) -> Gradie
     was, out, d_x1 = half
     scale1 = p.get("layer_scale1.lambda1")
     d_out = d_x1 if scale1 is None else d_x1 * scale1
-    d_flat = across(d_out, p["self_attn.out_proj.weight"].T)
+    d_flat = back_across(d_out, p["self_attn.out_proj.weight"])
     d_values = d_flat.view(was.query.shape)
     back = come_back(p, spec, seen.tokens, was, d_values)
     matrices = {
@@ -191,28 +190,31 @@ def _loss_gradient(logits: Tensor, other: Tensor, asked: Question) -> tuple[Tens
 
 
 def _activation_gradient(spec: TailSpec, x: Tensor, d: Tensor) -> Tensor:
-    if spec.activation == "quick_gelu":
-        s = torch.sigmoid(1.702 * x)
-        return d * s * (1 + 1.702 * x * (1 - s))
-    if spec.activation == "silu":
-        s = torch.sigmoid(x)
-        return d * s * (1 + x * (1 - s))
-    approximate = "tanh" if spec.activation == "gelu_tanh" else "none"
-    found: Tensor = torch.ops.aten.gelu_backward(d, x, approximate=approximate)
+    aten = torch.ops.aten
+    found: Tensor
+    if spec.activation in ("quick_gelu", "silu"):  # the one is the other, of a stretched argument
+        found = aten.silu_backward(d, 1.702 * x if spec.activation == "quick_gelu" else x)
+    else:
+        approximate = "tanh" if spec.activation == "gelu_tanh" else "none"
+        found = aten.gelu_backward(d, x, approximate=approximate)
     return found
 
 
-def _normed(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Centred and scaled, [batch, width], and one over its spread, [batch, 1]."""
-    centred = x - x.mean(-1, keepdim=True)
-    spread = (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
-    return centred * spread, spread
+def _norm(p: Params, name: str, x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """A layer norm, and the mean and one over the spread [batch, 1] that it met."""
+    gain, shift = p[name + ".weight"], p[name + ".bias"]
+    return torch.native_layer_norm(x, x.shape[-1:], gain, shift, eps)
 
 
-def _norm_gradient(d: Tensor, hat: Tensor, spread: Tensor) -> Tensor:
-    """Through the centring and scaling of a layer norm."""
-    along = (d * hat).mean(-1, keepdim=True)
-    return spread * (d - d.mean(-1, keepdim=True) - hat * along)
+def _norm_gradient(
+    p: Params, name: str, d: Tensor, x: Tensor, met: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """By `x` [batch, width], by the gain and by the shift [width] each."""
+    gain, shift = p[name + ".weight"], p[name + ".bias"]
+    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_layer_norm_backward(
+        d, x, x.shape[-1:], *met, gain, shift, [True, True, True]
+    )
+    return found
 
 
 def _thin(left: Tensor, right: Tensor) -> Thin:

@@ -20,12 +20,21 @@ from types import ModuleType
 from torch import Tensor
 
 from anytimecl.attention import parts, stacked, whole
-from anytimecl.attention._common import Attended, Returned, across, linear
+from anytimecl.attention._common import Attended, Returned, across, back_across, linear
 from anytimecl.attention.stacked import STACKED
 from anytimecl.backbone.spec import TailSpec
 from anytimecl.tail import Tokens
 
-__all__ = ["STACKED", "Attended", "Returned", "across", "attend", "come_back", "linear"]
+__all__ = [
+    "STACKED",
+    "Attended",
+    "Returned",
+    "across",
+    "attend",
+    "back_across",
+    "come_back",
+    "linear",
+]
 
 
 def attend(p: Mapping[str, Tensor], spec: TailSpec, tokens: Tokens) -> Attended:

@@ -42,7 +42,7 @@ def come_back(
     d_asked = d_scores @ tokens.parts
     d_met = d_asked * gain
     d_query = c.each_head(d_met, w_k.mT).flatten(1) * c.scale(spec)
-    d_own = c.across(d_query, p["self_attn.q_proj.weight"].T)
+    d_own = c.back_across(d_query, p["self_attn.q_proj.weight"])
     d_gain = (d_read * mixed).addcmul_(d_asked, met).sum((0, 1))
     d_gain += (d_own * tokens.parts[:, 0]).sum(0)
     return Returned(d_query, d_met, read, d_gain, d_read.sum((0, 1)) + d_own.sum(0))
