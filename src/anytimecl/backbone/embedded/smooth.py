@@ -1,0 +1,123 @@
+"""The source's int8 trunk, made to agree better with its own weights in float.
+
+The source rounds what enters a product to 8 bits, with one range for all tokens of an image. A few
+large values then cost all others their digits, and they come from two places:
+
+- some channels of a layer norm's output are ten times as large as the rest. Their size can be
+  moved into the next weights, which have a range for each output (SmoothQuant, Xiao et al. 2023);
+- in two blocks one token's hidden values are hundreds of times the others'. There, the product
+  stays in float.
+
+The first costs no time, the second a tenth of the trunk's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from safetensors.numpy import load_file
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import GraphProto, ModelProto, TensorProto
+
+RANGES = Path(__file__).with_name("ranges.safetensors")  # made by recipes/embedded/ranges.py
+SHARE = 0.65  # of a channel's size, on a logarithmic scale, that goes into the weights
+IN_FLOAT = (6, 7)  # blocks whose second product of the MLP is not rounded
+READERS = {
+    "layer_norm1": ("self_attn/q_proj", "self_attn/k_proj", "self_attn/v_proj"),
+    "layer_norm2": ("mlp/fc1",),
+}
+
+
+def smooth(trunk: ModelProto) -> ModelProto:
+    """Change a trunk that was cut from the source, in place."""
+    graph = trunk.graph
+    products = {node.name for node in graph.node if node.op_type == "MatMulInteger"}
+    for name, ranges in load_file(RANGES).items():  # "layers.3.layer_norm1": [width]
+        block, norm = name.rsplit(".", 1)
+        readers = [f"/vision_model/encoder/{block}/{reader}" for reader in READERS[norm]]
+        if f"{readers[0]}/MatMul_quant" in products:
+            _shift_sizes(graph, f"vision_model.encoder.{name}", readers, ranges)
+    for number in IN_FLOAT:
+        product = f"/vision_model/encoder/layers.{number}/mlp/fc2"
+        if f"{product}/MatMul_quant" in products:
+            _keep_float(graph, product)
+    return trunk
+
+
+def _shift_sizes(
+    graph: GraphProto, norm: str, readers: list[str], ranges: NDArray[np.float32]
+) -> None:
+    """From a norm's channels into the weights that read them; the product stays what it was."""
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    keys = [_weight_of(graph, reader) for reader in readers]
+    weights = [_in_float(stored, key) for key in keys]  # [in, out]
+    largest = np.max([np.abs(weight).max(1) for weight in weights], axis=0)
+    sizes = ranges.clip(1e-5) ** SHARE / largest.clip(1e-5) ** (1 - SHARE)
+    sizes = (sizes / np.exp(np.log(sizes).mean())).astype(np.float32)
+    for part in ("weight", "bias"):
+        _replace(stored[f"{norm}.{part}"], _array(stored[f"{norm}.{part}"]) / sizes)
+    for key, weight in zip(keys, weights, strict=True):
+        larger = weight * sizes[:, None]
+        scale = (np.abs(larger).max(0) / 127).astype(np.float32)
+        _replace(stored[f"{key}_quantized"], np.round(larger / scale).astype(np.int8))
+        _replace(stored[f"{key}_scale"], scale)
+
+
+def _keep_float(graph: GraphProto, product: str) -> None:
+    """A product of rounded values becomes one of float values."""
+    from onnx import helper, numpy_helper
+
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    key = _weight_of(graph, product)
+    made_by = {name: node for node in graph.node for name in node.output}
+    last = made_by[f"{product}/MatMul_output_0"]
+    rounded = made_by[next(n for n in graph.node if n.name == f"{product}/MatMul_quant").input[0]]
+    graph.initializer.append(numpy_helper.from_array(_in_float(stored, key), f"{key}_float"))
+    plain = helper.make_node(
+        "MatMul", [rounded.input[0], f"{key}_float"], last.output, f"{product}/MatMul"
+    )
+    nodes = [plain if node is last else node for node in graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    prune(graph)
+
+
+def prune(graph: GraphProto) -> None:
+    """Drop nodes and weights that the graph's outputs do not need."""
+    needed, nodes = {value.name for value in graph.output}, []
+    for node in reversed(graph.node):  # ONNX keeps nodes in the order they can run in
+        if needed.intersection(node.output):
+            needed.update(node.input)
+            nodes.append(node)
+    weights = [tensor for tensor in graph.initializer if tensor.name in needed]
+    del graph.node[:], graph.initializer[:]
+    graph.node.extend(nodes[::-1])
+    graph.initializer.extend(weights)
+
+
+def _weight_of(graph: GraphProto, product: str) -> str:
+    node = next(node for node in graph.node if node.name == f"{product}/MatMul_quant")
+    return str(node.input[1]).removesuffix("_quantized")
+
+
+def _in_float(stored: Mapping[str, TensorProto], key: str) -> NDArray[np.float32]:
+    """[in, out]"""
+    values = _array(stored[f"{key}_quantized"]) * _array(stored[f"{key}_scale"])
+    return values.astype(np.float32)
+
+
+def _array(tensor: TensorProto) -> NDArray[np.float32]:
+    from onnx import numpy_helper
+
+    return numpy_helper.to_array(tensor)
+
+
+def _replace(tensor: TensorProto, values: NDArray[np.generic]) -> None:
+    from onnx import numpy_helper
+
+    tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
