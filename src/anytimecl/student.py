@@ -20,6 +20,7 @@ from torch import Tensor
 from anytimecl.backbone import Backbone
 from anytimecl.backbone.text import LabelCache
 from anytimecl.blend import Estimates, Opinions, blend
+from anytimecl.captured import CapturedStep, Shelf
 from anytimecl.checkpoint import Checkpoint
 from anytimecl.codec import Codec
 from anytimecl.errors import CheckpointError
@@ -68,6 +69,9 @@ class Student:
         self._alone = dataclasses.replace(backbone, label_cache=LabelCache())
         self._label_of: list[str] = []  # by example, "" for none: ids are dense enough for that
         self._examples: dict[str, int] = {}  # how many of each label
+        on_gpu = CapturedStep.suits(self.learner)
+        self._captured = CapturedStep(self.learner) if on_gpu else None
+        self._shelf = Shelf(codec, backbone.device) if on_gpu else None
 
     def check(self, label: str, candidates: Sequence[str]) -> None:
         """An error if the text side refuses one of these: nothing is stored that cannot be taught.
@@ -95,7 +99,7 @@ class Student:
         self._register(label)
         names = [label, *(self._label_of[i] for i, _ in stored)]
         sets = [candidates, *self.memory.candidates([i for i, _ in stored])]
-        batch = self._batch([record, *(r for _, r in stored)], names, sets)
+        batch = self._batch([(example, record), *stored], names, sets)
         target = int(batch.target[0])
 
         tokens = batch.tokens
@@ -103,7 +107,7 @@ class Student:
         original = self.learner.original_logits(newcomer, batch.vectors)[0]
         if self.learner.optimiser.steps == 0:
             self.learner.begin(float(original[target]))
-        update = self.learner.look_ahead(batch)
+        update = (self._captured or self.learner).look_ahead(batch)
         tuned = update.logits[0]
         original = original.masked_fill(tuned == -torch.inf, -torch.inf)
         learned = Learned(
@@ -160,6 +164,8 @@ class Student:
                     continue  # never learned, or gone before
                 self._label_of[example] = ""
                 self.sampler.remove(example, label)
+                if self._shelf is not None:
+                    self._shelf.drop(example)
                 self._examples[label] -= 1
                 if not self._examples[label]:
                     self._retire(label)
@@ -246,11 +252,16 @@ class Student:
         return int(asked[blend(self.settings.blend, opinions)[0].argmax()])
 
     def _batch(
-        self, records: Sequence[bytes], names: Sequence[str], sets: Sequence[Sequence[str] | None]
+        self,
+        stored: Sequence[tuple[int, bytes]],
+        names: Sequence[str],
+        sets: Sequence[Sequence[str] | None],
     ) -> Batch:
         """Records with their labels and candidate sets; without a set, every label seen."""
         device = self.backbone.device
-        tokens = self.codec.decode(records, device)
+        ids, records = zip(*stored, strict=True)
+        decode = self.codec.decode
+        tokens = self._shelf.take(ids, records) if self._shelf else decode(records, device)
         target = torch.tensor([self.rows[name] for name in names], device=device)
         known = len(self.labels)
         vectors, rows = self._vectors[:known], torch.arange(known, device=device)
@@ -279,7 +290,7 @@ class Student:
                 continue
             names = [self._label_of[i] for i, _ in stored]
             sets = self.memory.candidates([i for i, _ in stored])
-            batch = self._batch([r for _, r in stored], names, sets)
+            batch = self._batch(stored, names, sets)
             for name, gradient in learner.look_ahead(batch).whole().items():
                 total[name] = total.get(name, 0) + gradient * len(stored)
             count += len(stored)
