@@ -90,6 +90,10 @@ def test_a_padded_step_is_the_step(form: str, device: str) -> None:
             batch = dataclasses.replace(batch, tokens=seen)
         expected, found = learner.look_ahead(batch), step.look_ahead(batch)
         torch.testing.assert_close(found.logits, expected.logits, atol=1e-4, rtol=1e-4)
+        tokens = batch.tokens
+        first = tokens.pick(slice(1)) if isinstance(tokens, Seen) else tokens[:1]
+        original = learner.original_logits(first, batch.vectors)[0]
+        torch.testing.assert_close(found.original, original, atol=1e-4, rtol=1e-4)
         assert found.whole().keys() == expected.whole().keys()
         for name, value in expected.whole().items():
             torch.testing.assert_close(found.whole()[name], value, atol=2e-5, rtol=1e-3, msg=name)

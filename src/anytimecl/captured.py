@@ -101,9 +101,10 @@ class CapturedStep:
         key = ((size, room), *_shapes(question.seen))
         if key not in self._graphs:
             self._graphs[key] = _Graph(self._learner, question, size, room)
-        step = self._graphs[key].run(question)
-        logits = step.logits[: len(question.target), : len(question.labels)]
-        return Update(logits, {**step.matrices, **step.vectors})
+        step, original = self._graphs[key].run(question)
+        labels = len(question.labels)
+        logits = step.logits[: len(question.target), :labels]
+        return Update(logits, {**step.matrices, **step.vectors}, original[:labels])
 
 
 class _Graph:
@@ -121,10 +122,10 @@ class _Graph:
             mask=like.labels.new_zeros(size, room),
             weight=empty(like.weight, size),
         )
-        self._step: Step | None = None
+        self._found: tuple[Step, Tensor] | None = None
         self._replay: Callable[[], None] = self._eager
 
-    def run(self, question: Question) -> Step:
+    def run(self, question: Question) -> tuple[Step, Tensor]:
         """Put the question in its places, and answer it."""
         mine, size, labels = self._question, len(question.target), len(question.labels)
         for place, tensor in zip(_tensors(mine.seen), _tensors(question.seen), strict=True):
@@ -136,15 +137,17 @@ class _Graph:
         mine.mask[:size, :labels] += question.mask
         mine.weight.zero_()
         mine.weight[:size] = question.weight
-        if self._step is None and mine.target.is_cuda:
+        if self._found is None and mine.target.is_cuda:
             self._replay = self._captured()
         self._replay()
-        assert self._step is not None
-        return self._step
+        assert self._found is not None
+        return self._found
 
     def _eager(self) -> None:
-        learner = self._learner
-        self._step = thin_step(learner.params, learner.other, learner.spec.tail, self._question)
+        learner, question = self._learner, self._question
+        step = thin_step(learner.params, learner.other, learner.spec.tail, question)
+        first = question.seen.pick(slice(1))
+        self._found = step, learner.original_logits(first, question.labels)[0]
 
     def _captured(self) -> Callable[[], None]:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]

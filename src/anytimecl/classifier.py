@@ -28,6 +28,7 @@ from anytimecl.errors import AnytimeError, LabelError, ModelError, StoreError
 from anytimecl.images import ImageSource, load_image
 from anytimecl.keeper import CHECKPOINT, Keeper
 from anytimecl.labels import clean_label, clean_labels
+from anytimecl.lane import Lane
 from anytimecl.lock import TurnLock
 from anytimecl.memory import RamMemory, Store, backup, open_memory
 from anytimecl.memory.contract import Progress
@@ -117,6 +118,7 @@ class AnytimeClassifier(Closing):
         self.backbone = backbone
         self.memory = memory
         self.settings = settings
+        self._lane = Lane(backbone.device)  # for encoding
         self._codec = _usable_codec(settings.codec, backbone)
         if isinstance(self._codec, ImageBytes):
             self._codec.attach(self.encode)
@@ -252,7 +254,12 @@ class AnytimeClassifier(Closing):
 
     def encode(self, images: Sequence[ImageSource]) -> Tensor:
         """The frozen trunk's tokens [image, token, width]: the slow part, and no lock is held."""
-        return self.backbone.encode([load_image(image) for image in images])
+        loaded = [load_image(image) for image in images]
+        with self._lane.taken():
+            tokens = self.backbone.encode(loaded)
+        if tokens.is_cuda:
+            tokens.record_stream(torch.cuda.current_stream(tokens.device))  # it is read there
+        return tokens
 
     def learn_many(
         self,
@@ -443,7 +450,8 @@ class AnytimeClassifier(Closing):
 
     def _record(self, image: ImageSource) -> bytes:
         if not isinstance(self._codec, ImageBytes):
-            return self._codec.encode(self.encode([image])[0])
+            with self._lane.taken():  # a GPU's step goes on meanwhile
+                return self._codec.encode(self.encode([image])[0])
         load_image(image)  # says best what is wrong with it
         record = self._codec.encode_image(file_of(image))
         self._codec.decode([record])  # kept for the lesson, and no lock is held now

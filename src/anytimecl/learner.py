@@ -65,6 +65,7 @@ class Update:
 
     logits: Tensor  # [example, label], from before the update; -inf where not a candidate
     gradients: Mapping[str, Tensor | Thin]
+    original: Tensor | None = None  # [label], of the first example, if it was worked out beside
 
     def whole(self) -> dict[str, Tensor]:
         """Every gradient multiplied out."""

@@ -102,13 +102,12 @@ class Student:
         batch = self._batch([(example, record), *stored], names, sets)
         target = int(batch.target[0])
 
-        tokens = batch.tokens
-        newcomer = tokens.pick(slice(1)) if isinstance(tokens, Seen) else tokens[:1]
-        original = self.learner.original_logits(newcomer, batch.vectors)[0]
         if self.learner.optimiser.steps == 0:
-            self.learner.begin(float(original[target]))
+            self.learner.begin(float(self._original(batch)[target]))
         update = (self._captured or self.learner).look_ahead(batch)
-        tuned = update.logits[0]
+        original = self._original(batch) if update.original is None else update.original
+        # A dozen numbers each: a GPU would take longer to be told than a CPU to do it.
+        tuned, original = torch.stack([update.logits[0], original]).cpu()
         original = original.masked_fill(tuned == -torch.inf, -torch.inf)
         learned = Learned(
             id=example,
@@ -238,6 +237,12 @@ class Student:
             stored = self.memory.example(example)
             self.teach(example, stored.label, record, stored.candidates)
 
+    def _original(self, batch: Batch) -> Tensor:
+        """What the original model says of the newcomer, [label]."""
+        tokens = batch.tokens
+        newcomer = tokens.pick(slice(1)) if isinstance(tokens, Seen) else tokens[:1]
+        return self.learner.original_logits(newcomer, batch.vectors)[0]
+
     def _answer(self, tuned: Tensor, original: Tensor, rows: Tensor) -> int:
         """What would have been answered, as a column of the logits [label]."""
         asked = (tuned > -torch.inf).nonzero().flatten()  # the candidates: the rest do not count
@@ -245,7 +250,7 @@ class Student:
         opinions = Opinions.of(
             tuned[None, asked],
             original[None, asked],
-            self.learner.other_logit,
+            self.learner.other_logit.cpu(),
             [self.estimates.of(name) for name in names],
             self.estimates.overall,
         )

@@ -97,8 +97,8 @@ def back_across(d: Tensor, weight: Tensor) -> Tensor:
     On a CPU each thread takes the rows that it will update, and the parts are added: where cores
     are far apart, a weight that both had to read takes three times as long to change.
     """
-    threads = torch.get_num_threads()
-    if d.device.type != "cpu" or threads == 1 or len(weight) % threads:
+    threads = 1 if d.is_cuda else torch.get_num_threads()  # which would break a compiled step
+    if threads == 1 or len(weight) % threads:
         return across(d, weight.T)
     rows = weight.view(threads, -1, weight.shape[1])
     return torch.bmm(d.reshape(len(d), threads, -1).transpose(0, 1), rows).sum(0)

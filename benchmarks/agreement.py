@@ -1,0 +1,184 @@
+"""Whether a GPU learns what a CPU learns, from the same compressed examples.
+
+    python -m benchmarks.agreement pack DATA FILE [--task cifar100]
+    python -m benchmarks.agreement run FILE OUT [--device cpu] [--seeds 0,1,2]
+    python -m benchmarks.agreement show OUT
+
+`pack` encodes and compresses a task, and puts all that learning needs into one file (the tail in
+half precision), to be taken to a machine with a GPU. `run` learns all of it, one by one, in an
+order that the seed gives, and answers the test split; OUT gets one JSON line a seed. `show` prints
+the final accuracy on both devices, seed by seed, and the difference of the means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from benchmarks.features import features
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from anytimecl.backbone import Spec, load
+from anytimecl.blend import blend
+from anytimecl.codec import make_codec
+from anytimecl.settings import Settings
+from anytimecl.stream import StreamLearner, opinions_of
+from anytimecl.tail import Seen
+
+CODEC = "attention-pca"
+BLENDS = ("gated", "tuned")
+SPLITS = ("train", "test")
+_CHUNK = 256  # examples
+
+
+class Packed(NamedTuple):
+    """All that learning a task needs."""
+
+    spec: Spec
+    tail: dict[str, Tensor]
+    names: list[str]
+    vectors: Tensor  # [label, dim]
+    examples: dict[str, Seen]  # by split
+    targets: dict[str, list[int]]
+
+
+def pack(data: Path, file: Path, task: str) -> None:
+    """A task's records, labels and model."""
+    backbone = load("embedded")
+    codec = make_codec(CODEC, backbone.spec, backbone.tail)
+    tensors = {f"tail.{name}": value.half() for name, value in backbone.tail.items()}
+    for split in SPLITS:
+        found = features(data / f"{task}.zip", split, backbone)
+        records = [
+            codec.encode(torch.from_numpy(tokens).float())
+            for tokens in track(found.tokens, f"compressing {split}")
+        ]
+        joined = np.frombuffer(b"".join(records), np.uint8).copy()
+        tensors[f"{split}.bytes"] = torch.from_numpy(joined)
+        tensors[f"{split}.lengths"] = torch.tensor([len(record) for record in records])
+        tensors[f"{split}.targets"] = torch.from_numpy(found.targets)
+    tensors["vectors"] = backbone.embed_labels(found.names)
+    about = {"spec": json.dumps(backbone.spec.to_dict()), "names": json.dumps(found.names)}
+    save_file(tensors, file, about)
+
+
+def unpack(file: Path, device: str) -> Packed:
+    """Examples decoded, everything on the device."""
+    with safe_open(file, "pt") as opened:
+        about = opened.metadata()
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    spec = Spec.from_dict(json.loads(about["spec"]))
+    tail = {
+        name.removeprefix("tail."): value.float().to(device)
+        for name, value in tensors.items()
+        if name.startswith("tail.")
+    }
+    codec = make_codec(CODEC, spec, {name: value.cpu() for name, value in tail.items()})
+    examples = {}
+    for split in SPLITS:
+        whole, ends = tensors[f"{split}.bytes"].numpy(), tensors[f"{split}.lengths"].cumsum(0)
+        records = [part.tobytes() for part in np.split(whole, ends[:-1].numpy())]
+        found = codec.decode(records, device)
+        assert isinstance(found, Seen)
+        examples[split] = found
+    return Packed(
+        spec,
+        tail,
+        json.loads(about["names"]),
+        tensors["vectors"].to(device),
+        examples,
+        {split: tensors[f"{split}.targets"].tolist() for split in SPLITS},
+    )
+
+
+@torch.no_grad()
+def run(packed: Packed, seed: int) -> dict[str, float]:
+    """Accuracy after the whole stream, by blend."""
+    vectors, on_gpu = packed.vectors, packed.vectors.is_cuda
+    stream = StreamLearner(
+        packed.spec,
+        packed.tail,
+        Settings(seed=seed),
+        packed.examples["train"],
+        [packed.names[target] for target in packed.targets["train"]],
+        dict(zip(packed.names, vectors, strict=True)),
+        compiled=on_gpu,
+    )
+    order = np.random.default_rng(seed).permutation(len(packed.targets["train"]))
+    stream.learn(order.tolist())
+    test, right = packed.examples["test"], dict.fromkeys(BLENDS, 0)
+    targets = torch.tensor(packed.targets["test"], device=vectors.device)
+    for start in range(0, len(targets), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        opinions = opinions_of(
+            stream.learner, stream.estimates, stream.rows, test.pick(part), packed.names, vectors
+        )
+        for name in BLENDS:
+            right[name] += int((blend(name, opinions).argmax(1) == targets[part]).sum())
+    return {name: 100 * count / len(targets) for name, count in right.items()}
+
+
+def show(out: Path) -> None:
+    """Both devices, seed by seed."""
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    found = {(line["device"], line["seed"]): line for line in lines}
+    seeds = sorted(seed for device, seed in found if device == "cuda" and ("cpu", seed) in found)
+    table = Table("seed", *(f"{name}, {device}" for name in BLENDS for device in ("cpu", "cuda")))
+    for seed in seeds:
+        both = [found[device, seed][name] for name in BLENDS for device in ("cpu", "cuda")]
+        table.add_row(str(seed), *(f"{value:.2f}" for value in both))
+    Console().print(table)
+    for name in BLENDS:
+        gap = np.mean([found["cuda", seed][name] - found["cpu", seed][name] for seed in seeds])
+        print(f"{name}: GPU - CPU {gap:+.2f}, mean of {len(seeds)} seeds")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parts = parser.add_subparsers(dest="part", required=True)
+    packing = parts.add_parser("pack")
+    packing.add_argument("data", type=Path)
+    packing.add_argument("file", type=Path)
+    packing.add_argument("--task", default="cifar100")
+    running = parts.add_parser("run")
+    running.add_argument("file", type=Path)
+    running.add_argument("out", type=Path)
+    running.add_argument("--device", default="cpu")
+    running.add_argument("--seeds", default="0,1,2")
+    showing = parts.add_parser("show")
+    showing.add_argument("out", type=Path)
+    given = parser.parse_args(words)
+    if given.part == "pack":
+        pack(given.data, given.file, given.task)
+    elif given.part == "show":
+        show(given.out)
+    else:
+        packed = unpack(given.file, given.device)
+        on_gpu = given.device == "cuda"
+        about = {
+            "device": given.device,
+            "machine": torch.cuda.get_device_name() if on_gpu else platform.machine(),
+        }
+        for seed in map(int, given.seeds.split(",")):
+            began = time.perf_counter()
+            line = about | {"seed": seed} | run(packed, seed)
+            line["seconds"] = round(time.perf_counter() - began, 1)
+            print(json.dumps(line), flush=True)
+            with given.out.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()
