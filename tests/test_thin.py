@@ -12,7 +12,6 @@ from tests.test_learner import LABELS, batch_of, learner_of
 
 from anytimecl.attention import STACKED
 from anytimecl.learner import LearnerConfig
-from anytimecl.stream import _even
 from anytimecl.tail import Seen, Tokens, look
 from anytimecl.thin import Question, supports, thin_step
 
@@ -39,7 +38,7 @@ def test_the_gradients_are_autograds(kind: str, activation: str, form: str) -> N
         parts = (torch.randn(shape, generator=random, **DOUBLE) for shape in shapes)
         seen = Seen(seen.cls, Tokens.low_rank(seen.tokens.parts[:, 0], *parts))
         if form == "stacked":
-            seen = _even(seen)  # as a stream has them
+            seen = seen.even()  # as a stream has them
     weight = torch.arange(1.0, 7, **DOUBLE) / 21
     batch = dataclasses.replace(batch, tokens=seen, weight=weight)
     expected = learner._by_autograd(batch)

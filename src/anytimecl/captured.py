@@ -9,6 +9,7 @@ examples that weigh nothing and labels that are no candidates.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,68 +17,104 @@ from torch import Tensor
 
 from anytimecl.codec import Codec
 from anytimecl.learner import Batch, Learner, Update
-from anytimecl.tail import Seen
+from anytimecl.tail import Seen, pick
 from anytimecl.thin import Question, Step, supports, thin_step
 
-KEPT_BYTES = 1 << 31  # of decoded examples
-PARTS = 24  # of a compressed example: as many as our codec keeps, and a multiple of 8
+KEPT_BYTES = 1 << 31  # of decoded examples, and never more than a quarter of what is free
+PARTS = 18  # of a compressed example: as many as our codec keeps
 _WARM_UP = 3  # steps before a capture, as CUDA wants them
+_CAPTURING = threading.Lock()  # CUDA wants one at a time in a process
+
+
+def capture(step: Callable[[], object]) -> Callable[[], None]:
+    """The kernels of a step as one graph, to be launched again and again."""
+    with _CAPTURING:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may predict meanwhile: what they do is not captured, and may not disturb.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            step()
+    replay: Callable[[], None] = graph.replay
+    return replay
 
 
 class Shelf:
     """Decoded examples on the device. It grows; when it can grow no more, it is cleared."""
 
-    def __init__(self, codec: Codec, device: torch.device, room: int = KEPT_BYTES) -> None:
+    def __init__(self, codec: Codec, device: torch.device, room: int | None = None) -> None:
         self._codec = codec
         self._device = device
         self._room = room  # bytes
-        self._rows: dict[int, int] = {}  # of each example
-        self._used = 0  # rows
-        self._kept: Tensor | Seen | None = None
+        self._clear()
 
     def take(self, ids: Sequence[int], records: Sequence[bytes]) -> Tensor | Seen:
         """What `codec.decode(records)` gives; `ids` say which examples they are."""
-        new = [n for n, example in enumerate(ids) if example not in self._rows]
-        if new and not self._put([ids[n] for n in new], [records[n] for n in new]):
-            self._rows, self._used, self._kept = {}, 0, None
-            self._put(ids, records)
+        given = dict(zip(ids, records, strict=True))  # a batch may hold one example twice
+        new = {example: record for example, record in given.items() if example not in self._rows}
+        if new and not self._put(new):
+            self._clear()
+            self._put(given)
         rows = torch.tensor([self._rows[example] for example in ids]).to(self._device)
-        return _each(lambda kept: kept.index_select(0, rows), self._kept)
+        assert self._kept is not None
+        return pick(self._kept, rows)
 
     def drop(self, example: int) -> None:
         """Nothing of it may stay."""
         row = self._rows.pop(example, None)
         if row is not None and self._kept is not None:
+            self._free.append(row)
             for tensor in _tensors(self._kept):
                 tensor[row].zero_()
 
-    def _put(self, ids: Sequence[int], records: Sequence[bytes]) -> bool:
+    def _clear(self) -> None:
+        self._rows: dict[int, int] = {}  # of each example
+        self._free: list[int] = []  # rows, the next one last
+        self._kept: Tensor | Seen | None = None
+
+    def _put(self, given: dict[int, bytes]) -> bool:
         """Whether there was room, in number and in kind."""
-        decoded = _even(self._codec.decode(records, self._device))
-        if self._kept is None:
-            self._kept = _each(lambda tensor: tensor[:0], decoded)
-        if _shapes(self._kept) != _shapes(decoded) or not self._grow(self._used + len(ids)):
+        decoded = self._codec.decode(list(given.values()), self._device)
+        decoded = decoded.even(PARTS) if isinstance(decoded, Seen) else decoded
+        if self._kept is not None and _shapes(self._kept) != _shapes(decoded):
             return False
+        if len(given) > len(self._free) and not self._grow(decoded, len(given)):
+            return False
+        assert self._kept is not None
+        rows = [self._free.pop() for _ in given]
+        places = torch.tensor(rows).to(self._device)
         for kept, found in zip(_tensors(self._kept), _tensors(decoded), strict=True):
-            kept[self._used : self._used + len(ids)] = found
-        self._rows |= {example: self._used + n for n, example in enumerate(ids)}
-        self._used += len(ids)
+            kept.index_copy_(0, places, found)
+        self._rows |= zip(given, rows, strict=True)
         return True
 
-    def _grow(self, needed: int) -> bool:
-        """Rows for so many, twice as many as before at least; a shelf takes one batch always."""
-        assert self._kept is not None
-        rows = len(_tensors(self._kept)[0])
-        if needed <= rows:
-            return True
-        most = self._room // sum(math.prod(shape) * 4 for shape in _shapes(self._kept))
-        if rows and needed > most:
+    def _grow(self, like: Tensor | Seen, needed: int) -> bool:
+        """At least twice as many rows as before; a batch finds room on an empty shelf always."""
+        before = 0 if self._kept is None else len(_tensors(self._kept)[0])
+        most = self._most() // sum(4 * math.prod(shape) for shape in _shapes(like))
+        after = max(before + needed, min(2 * before, most))
+        if before and after > most:
             return False
-        spare = max(needed, min(2 * rows, most)) - rows
-        self._kept = _each(
-            lambda kept: torch.cat([kept, kept.new_zeros(spare, *kept.shape[1:])]), self._kept
-        )
+
+        def larger(old: Tensor) -> Tensor:
+            return torch.cat([old, old.new_zeros(after - before, *old.shape[1:])])
+
+        if self._kept is None:
+            self._kept = _each(lambda tensor: tensor[:0], like)
+        self._kept = _each(larger, self._kept)
+        self._free = [*range(after - 1, before - 1, -1), *self._free]
         return True
+
+    def _most(self) -> int:
+        """Bytes."""
+        if self._room is not None or self._device.type != "cuda":
+            return self._room or KEPT_BYTES
+        kept = 0 if self._kept is None else sum(tensor.nbytes for tensor in _tensors(self._kept))
+        return min(KEPT_BYTES, (torch.cuda.mem_get_info(self._device)[0] + kept) // 4)
 
 
 class CapturedStep:
@@ -89,9 +126,11 @@ class CapturedStep:
 
     @staticmethod
     def suits(learner: Learner) -> bool:
-        """Whether this learner takes the step that is written out, and on a GPU."""
+        """Whether this learner takes the step that is written out, and on the GPU in use."""
         plain = type(learner) is Learner and learner.config.tune == "block"
-        return plain and learner.other.is_cuda and supports(learner.spec.tail)
+        if not plain or not learner.other.is_cuda or not supports(learner.spec.tail):
+            return False
+        return learner.other.device.index == torch.cuda.current_device()
 
     def look_ahead(self, batch: Batch) -> Update:
         """Forward and backward."""
@@ -106,13 +145,18 @@ class CapturedStep:
         logits = step.logits[: len(question.target), :labels]
         return Update(logits, {**step.matrices, **step.vectors}, original[:labels])
 
+    def clear(self) -> None:
+        """Nothing of the last batches may stay."""
+        for graph in self._graphs.values():
+            graph.clear()
+
 
 class _Graph:
     """A step of one size, with the places where it finds its question and leaves its answer."""
 
     def __init__(self, learner: Learner, like: Question, size: int, room: int) -> None:
-        def empty(tensor: Tensor, *shape: int) -> Tensor:
-            return tensor.new_zeros(*shape, *tensor.shape[len(shape) :])
+        def empty(tensor: Tensor, count: int) -> Tensor:
+            return tensor.new_zeros(count, *tensor.shape[1:])
 
         self._learner = learner
         self._question = like._replace(
@@ -123,7 +167,7 @@ class _Graph:
             weight=empty(like.weight, size),
         )
         self._found: tuple[Step, Tensor] | None = None
-        self._replay: Callable[[], None] = self._eager
+        self._replay: Callable[[], None] | None = None
 
     def run(self, question: Question) -> tuple[Step, Tensor]:
         """Put the question in its places, and answer it."""
@@ -137,39 +181,21 @@ class _Graph:
         mine.mask[:size, :labels] += question.mask
         mine.weight.zero_()
         mine.weight[:size] = question.weight
-        if self._found is None and mine.target.is_cuda:
-            self._replay = self._captured()
+        if self._replay is None:
+            self._replay = capture(self._eager) if mine.target.is_cuda else self._eager
         self._replay()
         assert self._found is not None
         return self._found
+
+    def clear(self) -> None:
+        for place in (*_tensors(self._question.seen), self._question.labels):
+            place.zero_()
 
     def _eager(self) -> None:
         learner, question = self._learner, self._question
         step = thin_step(learner.params, learner.other, learner.spec.tail, question)
         first = question.seen.pick(slice(1))
         self._found = step, learner.original_logits(first, question.labels)[0]
-
-    def _captured(self) -> Callable[[], None]:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP):
-                self._eager()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # Others may predict meanwhile: what their threads do is not captured, and may not disturb.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._eager()
-        replay: Callable[[], None] = graph.replay
-        return replay
-
-
-def _even(decoded: Tensor | Seen) -> Tensor | Seen:
-    """Compressed examples with as many parts as all others."""
-    if isinstance(decoded, Tensor) or decoded.tokens.coefficients is None:
-        return decoded
-    count = decoded.tokens.parts.shape[1]
-    return Seen(decoded.cls, decoded.tokens.filled(max(PARTS, count + -count % 8)))
 
 
 def _tensors(examples: Tensor | Seen) -> list[Tensor]:
@@ -184,6 +210,5 @@ def _shapes(examples: Tensor | Seen) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(tensor.shape[1:]) for tensor in _tensors(examples))
 
 
-def _each(change: Callable[[Tensor], Tensor], examples: Tensor | Seen | None) -> Tensor | Seen:
-    assert examples is not None
+def _each(change: Callable[[Tensor], Tensor], examples: Tensor | Seen) -> Tensor | Seen:
     return change(examples) if isinstance(examples, Tensor) else examples.map(change)

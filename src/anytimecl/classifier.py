@@ -567,12 +567,17 @@ def _usable_codec(name: str, backbone: Backbone) -> Codec:
 def _check_same_model(memory: Store, backbone: Backbone, folder: str | Path) -> None:
     if memory.meta["fingerprint"] != backbone.spec.fingerprint:
         made_with = Spec.from_dict(json.loads(memory.meta["spec"])).name
+        codec = Settings.from_json(memory.meta["settings"]).codec
+        if made_with == backbone.spec.name:
+            raise StoreError(
+                f"The memory in {folder} was made with another version of the model {made_with!r}, "
+                f"whose features are others. {way_out(codec, folder)}"
+            )
         raise StoreError(
             f"The memory in {folder} was made with the model {made_with!r}, whose features differ "
             f"from those of {backbone.spec.name!r}. Open it with that model "
             f'(model="{made_with}"; "embedded" is on a CPU, "embedded-float" anywhere), '
-            "or start another. "
-            + way_out(Settings.from_json(memory.meta["settings"]).codec, folder)
+            "or start another. " + way_out(codec, folder)
         )
 
 

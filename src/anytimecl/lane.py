@@ -21,6 +21,8 @@ class Lane:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            # What was made before, the model among it, is there for whoever comes.
+            self._stream.wait_stream(torch.cuda.current_stream(device))
 
     @contextmanager
     def taken(self) -> Iterator[None]:

@@ -21,15 +21,15 @@ from torch import Tensor
 from anytimecl.attention import STACKED
 from anytimecl.backbone.spec import Spec
 from anytimecl.blend import Estimates, Opinions
+from anytimecl.captured import capture
 from anytimecl.learner import Batch, Learner
 from anytimecl.sampling import SAMPLERS
 from anytimecl.settings import Settings
-from anytimecl.tail import Params, Seen, Tokens, look
+from anytimecl.tail import Params, Seen, Tokens, look, pick
 from anytimecl.thin import Gradients, Half, Thin, early_step, late_step, supports
 
 STRETCH = 2048  # steps whose draws are made ahead; the device works on one stretch meanwhile
 _CHUNK = 256  # examples that the original model looks at in one go
-_WARM_UP = 3  # steps before the capture, as CUDA wants them
 
 
 class _Tables(NamedTuple):
@@ -177,19 +177,10 @@ class StreamLearner:
         if self._settings.learner.tune == "block" and supports(self.learner.spec.tail):
             one = self._in_halves()
         kept = [t.clone() for t in self._changing()]
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
         with _tensor_cores():
-            with torch.cuda.stream(stream):
-                for _ in range(_WARM_UP):
-                    one()
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                one()
+            replay = capture(one)
         for tensor, before in zip(self._changing(), kept, strict=True):
             tensor.copy_(before)
-        replay: Callable[[], None] = graph.replay
         return replay
 
     def _changing(self) -> list[Tensor]:
@@ -289,7 +280,7 @@ def _tensor_cores() -> Iterator[None]:
 def _resident(examples: Tensor | Seen, spec: Spec) -> Tensor | Seen:
     """As the step wants them: what can be done once is done ahead."""
     if isinstance(examples, Seen):
-        return _even(examples)
+        return examples.even()
     if spec.tail.blocks > 1 or spec.tail.pool != "cls":
         return examples
     tokens = torch.empty_like(examples)
@@ -297,18 +288,3 @@ def _resident(examples: Tensor | Seen, spec: Spec) -> Tensor | Seen:
         part = look(examples[start : start + _CHUNK].float(), spec.tail.norm_eps)
         tokens[start : start + _CHUNK] = part.tokens.parts.to(examples.dtype)
     return Seen(examples[:, 0].clone(), Tokens(tokens))
-
-
-def _even(seen: Seen) -> Seen:
-    """With as many parts as tensor cores like to multiply."""
-    if seen.tokens.coefficients is None:
-        return seen
-    count = seen.tokens.parts.shape[1]
-    return Seen(seen.cls, seen.tokens.filled(count + -count % 8))
-
-
-def pick(examples: Tensor | Seen, chosen: Tensor) -> Tensor | Seen:
-    """Some of them, in single precision."""
-    if isinstance(examples, Tensor):
-        return examples.index_select(0, chosen).float()
-    return examples.map(lambda tensor: tensor.index_select(0, chosen).float())

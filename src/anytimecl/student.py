@@ -106,7 +106,7 @@ class Student:
             self.learner.begin(float(self._original(batch)[target]))
         update = (self._captured or self.learner).look_ahead(batch)
         original = self._original(batch) if update.original is None else update.original
-        # A dozen numbers each: a GPU would take longer to be told than a CPU to do it.
+        # A number a label: a GPU would take longer to be told than a CPU to do it.
         tuned, original = torch.stack([update.logits[0], original]).cpu()
         original = original.masked_fill(tuned == -torch.inf, -torch.inf)
         learned = Learned(
@@ -157,14 +157,16 @@ class Student:
     def forget(self, examples: Iterable[int]) -> None:
         """Examples are gone; a label that has none left was never seen."""
         with self.lock.writing():
+            if self._captured is not None:
+                self._captured.clear()
             for example in examples:
+                if self._shelf is not None:
+                    self._shelf.drop(example)
                 label = self._label_of[example] if example < len(self._label_of) else ""
                 if not label:
                     continue  # never learned, or gone before
                 self._label_of[example] = ""
                 self.sampler.remove(example, label)
-                if self._shelf is not None:
-                    self._shelf.drop(example)
                 self._examples[label] -= 1
                 if not self._examples[label]:
                     self._retire(label)

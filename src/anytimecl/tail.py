@@ -80,6 +80,20 @@ class Seen(NamedTuple):
         """Some of the images."""
         return self.map(lambda tensor: tensor[rows])
 
+    def even(self, least: int = 0) -> Seen:
+        """In compressed form, with as many parts as tensor cores like to multiply."""
+        if self.tokens.coefficients is None:
+            return self
+        count = max(least, self.tokens.parts.shape[1])
+        return Seen(self.cls, self.tokens.filled(count + -count % 8))
+
+
+def pick(examples: Tensor | Seen, chosen: Tensor) -> Tensor | Seen:
+    """Some examples, in single precision."""
+    if isinstance(examples, Tensor):
+        return examples.index_select(0, chosen).float()
+    return examples.map(lambda tensor: tensor.index_select(0, chosen).float())
+
 
 def embed(params: Params, spec: TailSpec, tokens: Tensor | Seen) -> Tensor:
     """Image features [batch, dim], not yet of unit length, from the tokens entering the tail."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from anytimecl.backbone.spec import TailSpec
 from anytimecl.tail import CENTRES, Tokens
 
+_PARTS, _THIN = 4, 64  # of a weight on the way back; examples at most, for that to pay
 _ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 
@@ -94,11 +95,11 @@ def across(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def back_across(d: Tensor, weight: Tensor) -> Tensor:
     """`d @ weight`: the way back through a linear layer.
 
-    On a CPU each thread takes the rows that it will update, and the parts are added: where cores
-    are far apart, a weight that both had to read takes three times as long to change.
+    On a CPU by rows of the weight, a few parts that are added: so each thread reads the rows that
+    it will update. Where cores are far apart, a weight that all had to read takes three times as
+    long to change. The number of parts is fixed, and with it the rounding.
     """
-    threads = 1 if d.is_cuda else torch.get_num_threads()  # which would break a compiled step
-    if threads == 1 or len(weight) % threads:
+    if d.is_cuda or len(d) > _THIN or len(weight) % _PARTS:
         return across(d, weight.T)
-    rows = weight.view(threads, -1, weight.shape[1])
-    return torch.bmm(d.reshape(len(d), threads, -1).transpose(0, 1), rows).sum(0)
+    rows = weight.view(_PARTS, -1, weight.shape[1])
+    return torch.bmm(d.reshape(len(d), _PARTS, -1).transpose(0, 1), rows).sum(0)

@@ -39,7 +39,7 @@ from anytimecl.bench.scenarios import Question
 from anytimecl.bench.studio import Shelf, Studio
 from anytimecl.bench.world import CHUNK
 from anytimecl.errors import AnytimeError, ModelError, StoreError
-from anytimecl.stream import pick
+from anytimecl.tail import pick
 
 Line = dict[str, Any]
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anytimecl.backbone.spec import Spec
-from anytimecl.stream import pick
-from anytimecl.tail import Params, Seen, Tokens, embed, look
+from anytimecl.tail import Params, Seen, Tokens, embed, look, pick
 
 CHUNK = 512  # images that a tail looks at in one go
 

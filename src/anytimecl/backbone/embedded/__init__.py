@@ -136,7 +136,6 @@ def text_side(made: Path) -> tuple[TextEncoder | None, float]:
 
 
 def _spec(tail_blocks: int, logit_scale: float, in_float: bool = False) -> Spec:
-    # The int8 trunk came first and has the plain digest, so memories made with it stay valid.
     identity = assemble.identity()
     return Spec(
         name="embedded-float" if in_float else "embedded",
