@@ -59,8 +59,12 @@ def pack(data: Path, file: Path, task: str) -> None:
     backbone = load("embedded")
     codec = make_codec(CODEC, backbone.spec, backbone.tail)
     tensors = {f"tail.{name}": value.half() for name, value in backbone.tail.items()}
+    names: set[str] = set()
     for split in SPLITS:
         found = features(data / f"{task}.zip", split, backbone)
+        if names.symmetric_difference(found.names) and names:
+            raise SystemExit(f"{task} has other classes to test than to learn.")
+        names = set(found.names)
         records = [
             codec.encode(torch.from_numpy(tokens).float())
             for tokens in track(found.tokens, f"compressing {split}")
@@ -135,6 +139,8 @@ def show(out: Path) -> None:
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     found = {(line["device"], line["seed"]): line for line in lines}
     seeds = sorted(seed for device, seed in found if device == "cuda" and ("cpu", seed) in found)
+    if not seeds:
+        raise SystemExit(f"{out} has no seed that ran on both a CPU and a GPU.")
     table = Table("seed", *(f"{name}, {device}" for name in BLENDS for device in ("cpu", "cuda")))
     for seed in seeds:
         both = [found[device, seed][name] for name in BLENDS for device in ("cpu", "cuda")]
@@ -166,9 +172,9 @@ def main(words: Sequence[str] | None = None) -> None:
         show(given.out)
     else:
         packed = unpack(given.file, given.device)
-        on_gpu = given.device == "cuda"
+        on_gpu = given.device.startswith("cuda")
         about = {
-            "device": given.device,
+            "device": "cuda" if on_gpu else "cpu",
             "machine": torch.cuda.get_device_name() if on_gpu else platform.machine(),
         }
         for seed in map(int, given.seeds.split(",")):

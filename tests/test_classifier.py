@@ -1023,6 +1023,15 @@ def test_two_owners_are_one_too_many(tmp_path: Path) -> None:
     opened(tmp_path).close()
 
 
+def test_another_version_of_a_model_is_refused_by_that_word(tmp_path: Path) -> None:
+    """It has the same name, so naming it would send people in a circle."""
+    opened(tmp_path, settings=settings()).close()
+    newer = dataclasses.replace(model(), spec=dataclasses.replace(model().spec, weights="newer"))
+    with pytest.raises(StoreError, match="another version of the model 'tiny clip 0'") as raised:
+        opened(tmp_path, model=newer)
+    assert "Open it with that model" not in str(raised.value)
+
+
 def test_another_model_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path, settings=settings()) as classifier:
         classifier.learn_one(*lesson(0))

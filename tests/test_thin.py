@@ -10,7 +10,7 @@ import torch
 from tests.helpers import model
 from tests.test_learner import LABELS, batch_of, learner_of
 
-from anytimecl.attention import STACKED
+from anytimecl.attention import STACKED, back_across
 from anytimecl.learner import LearnerConfig
 from anytimecl.tail import Seen, Tokens, look
 from anytimecl.thin import Question, supports, thin_step
@@ -78,3 +78,19 @@ def test_stacked_weights_follow_what_is_learned() -> None:
     assert torch.equal(whole, torch.cat([other.params[name] for name in names]))
     learner.restore(learner_of(model(), CONFIG, **DOUBLE).state())
     assert torch.equal(whole, before)
+
+
+@pytest.mark.parametrize(("size", "rows"), [(6, 64), (6, 30), (80, 64)])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_way_back_is_a_product_whatever_the_threads(size: int, rows: int, threads: int) -> None:
+    """In parts, not in parts, and to the same bits with any number of threads."""
+    random = torch.Generator().manual_seed(0)
+    weight, d = torch.randn(rows, 48, generator=random), torch.randn(size, rows, generator=random)
+    alone = back_across(d, weight)
+    torch.testing.assert_close(alone, d @ weight)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(back_across(d, weight), alone)
+    finally:
+        torch.set_num_threads(before)

@@ -3,7 +3,8 @@
     python -m recipes.embedded.ranges DATA OUT [--images 200]
 
 DATA holds `imagenet5.zip`; OUT becomes `ranges.safetensors`, which the package carries and
-`anytimecl.backbone.embedded.smooth` reads.
+`anytimecl.backbone.embedded.smooth` reads. They are measured on the float weights of the assembled
+model. Another `ranges.safetensors` in the package makes another model, to be fetched again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from anytimecl.backbone.embedded.smooth import READERS
 from anytimecl.images import iter_images
 
 INSIDE = "vision_model.encoder."
+LAST = f"{INSIDE}layers.{embedded.BLOCKS - 1}."  # a tail has it, never a trunk
 
 
 @torch.no_grad()
@@ -35,7 +37,8 @@ def ranges(model: CLIPVisionModelWithProjection, batches: Sequence[Tensor]) -> d
         largest[name] = torch.maximum(largest.get(name, found), found)
 
     for name, module in model.named_modules():
-        if name.startswith(INSIDE) and name.rsplit(".", 1)[1] in READERS:
+        inside = name.startswith(INSIDE) and not name.startswith(LAST)
+        if inside and name.rsplit(".", 1)[1] in READERS:
             at = name.removeprefix(INSIDE)
             module.register_forward_hook(lambda _, __, output, at=at: watch(at, output))
     for pixels in track(batches, "measuring"):

@@ -22,11 +22,11 @@ from safetensors.numpy import load_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from onnx import GraphProto, ModelProto, TensorProto
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 RANGES = Path(__file__).with_name("ranges.safetensors")  # made by recipes/embedded/ranges.py
 SHARE = 0.65  # of a channel's size, on a logarithmic scale, that goes into the weights
-IN_FLOAT = (6, 7)  # blocks whose second product of the MLP is not rounded
+IN_FLOAT = ("layers.6", "layers.7")  # blocks whose second product of the MLP is not rounded
 READERS = {
     "layer_norm1": ("self_attn/q_proj", "self_attn/k_proj", "self_attn/v_proj"),
     "layer_norm2": ("mlp/fc1",),
@@ -36,16 +36,15 @@ READERS = {
 def smooth(trunk: ModelProto) -> ModelProto:
     """Change a trunk that was cut from the source, in place."""
     graph = trunk.graph
-    products = {node.name for node in graph.node if node.op_type == "MatMulInteger"}
+    blocks = {node.name.split("/")[3] for node in _products(graph).values()}  # that it has
     for name, ranges in load_file(RANGES).items():  # "layers.3.layer_norm1": [width]
         block, norm = name.rsplit(".", 1)
-        readers = [f"/vision_model/encoder/{block}/{reader}" for reader in READERS[norm]]
-        if f"{readers[0]}/MatMul_quant" in products:
+        if block in blocks:
+            readers = [f"/vision_model/encoder/{block}/{reader}" for reader in READERS[norm]]
             _shift_sizes(graph, f"vision_model.encoder.{name}", readers, ranges)
-    for number in IN_FLOAT:
-        product = f"/vision_model/encoder/layers.{number}/mlp/fc2"
-        if f"{product}/MatMul_quant" in products:
-            _keep_float(graph, product)
+    for block in IN_FLOAT:
+        if block in blocks:
+            _keep_float(graph, f"/vision_model/encoder/{block}/mlp/fc2")
     return trunk
 
 
@@ -76,7 +75,7 @@ def _keep_float(graph: GraphProto, product: str) -> None:
     key = _weight_of(graph, product)
     made_by = {name: node for node in graph.node for name in node.output}
     last = made_by[f"{product}/MatMul_output_0"]
-    rounded = made_by[next(n for n in graph.node if n.name == f"{product}/MatMul_quant").input[0]]
+    rounded = made_by[_products(graph)[product].input[0]]
     graph.initializer.append(numpy_helper.from_array(_in_float(stored, key), f"{key}_float"))
     plain = helper.make_node(
         "MatMul", [rounded.input[0], f"{key}_float"], last.output, f"{product}/MatMul"
@@ -100,9 +99,17 @@ def prune(graph: GraphProto) -> None:
     graph.initializer.extend(weights)
 
 
+def _products(graph: GraphProto) -> dict[str, NodeProto]:
+    """Of rounded values, by the layer's name."""
+    return {
+        node.name.removesuffix("/MatMul_quant"): node
+        for node in graph.node
+        if node.op_type == "MatMulInteger"
+    }
+
+
 def _weight_of(graph: GraphProto, product: str) -> str:
-    node = next(node for node in graph.node if node.name == f"{product}/MatMul_quant")
-    return str(node.input[1]).removesuffix("_quantized")
+    return str(_products(graph)[product].input[1]).removesuffix("_quantized")
 
 
 def _in_float(stored: Mapping[str, TensorProto], key: str) -> NDArray[np.float32]:
