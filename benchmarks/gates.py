@@ -66,19 +66,35 @@ def all_known(opinions: Opinions) -> Tensor:
     return gate(blend("paired", opinions), dataclasses.replace(opinions, records=sure))
 
 
+def against_all(opinions: Opinions) -> Tensor:
+    """The default blend, if seen labels were weighed against all unseen ones together."""
+    seen = opinions.seen
+    if seen.all() or not seen.any():
+        return blend("gated", opinions)
+    unseen = [p * ~seen for p in (opinions.tuned, opinions.original)]
+    rival = unseen[1].argmax(1, keepdim=True)
+    together = [
+        torch.where(seen, p, torch.zeros_like(p).scatter(1, rival, rest.sum(1, keepdim=True)))
+        for p, rest in zip((opinions.tuned, opinions.original), unseen, strict=True)
+    ]
+    told = dataclasses.replace(opinions, tuned=together[0], original=together[1])
+    mixed = gate(blend("paired", opinions), told)
+    return torch.where(seen, mixed, opinions.original)
+
+
 VARIANTS: dict[str, Callable[[Opinions], Tensor]] = {
     **{
         name: lambda opinions, name=name: blend(name, opinions)
         for name in ("original", "tuned", "ocw", "ocw_other", "aim", "average", "paired", "gated")
     },
+    "gate, against all unseen labels": against_all,
     "gate, the tuned model's odds alone": gated(many=1e9),
     "gate, the original's for any label": all_known,
     "gate, no caution": gated(caution=0.0),
-    "gate, 5 are many": gated(many=5.0),
-    "gate, 20 are many": gated(many=20.0),
     "gate, caution 0.5": gated(caution=0.5),
-    "gate, caution 1": gated(caution=1.0),
     "gate, caution 1.5": gated(caution=1.5),
+    "gate, 10 are many": gated(many=10.0),
+    "gate, 40 are many": gated(many=40.0),
 }
 
 

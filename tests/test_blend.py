@@ -169,7 +169,7 @@ def test_every_blend_by_hand(name: str) -> None:
 
 def test_the_gate_by_hand() -> None:
     """Three seen labels of 7/3 examples each share what odds of their own say, the fourth stays."""
-    learned = 1 - 1 / (1 + ((4 + 2 + 1) / 3 / 10) ** 2)
+    learned = 1 - 1 / (1 + ((4 + 2 + 1) / 3 / 20) ** 2)
     for image, values in enumerate(blend("gated", OPINIONS).tolist()):
         tuned, original = TUNED[image], ORIGINAL[image]
         odds_tuned = sum(tuned[:3]) / tuned[3]
@@ -180,13 +180,26 @@ def test_the_gate_by_hand() -> None:
             mixed.append(alpha * tuned[label] + (1 - alpha) * original[label])
             trust = 1 - min(1.0, 2 * RECORDS[label].original) * learned
             both = odds_original * (odds_tuned / odds_original) ** trust
-            odds.append(both * math.exp(-0.75 * learned))
+            odds.append(both * math.exp(-learned))
         shares = [value / sum(mixed) for value in mixed]
         masses = [min(1.0, o * original[3]) for o in odds]
         if max(m * s for m, s in zip(masses, shares, strict=True)) >= original[3]:  # seen wins
             masses = [max(m, o / (1 + o)) for m, o in zip(masses, odds, strict=True)]
         shared = [m * s for m, s in zip(masses, shares, strict=True)]
         assert values == pytest.approx([*shared, original[3]], abs=1e-12)
+
+
+def test_the_gate_weighs_seen_labels_against_the_one_unseen_label_that_could_be_answered() -> None:
+    """The original model's favourite, even where the tuned model would rather name another."""
+    tuned, original = torch.tensor([[0.3, 0.6, 0.1]]), torch.tensor([[0.2, 0.3, 0.5]])
+    records = [Record(seen=1, original=1.0), Record(), Record()]
+    opinions = Opinions(tuned, original, torch.zeros(1), records, Record(seen=1))
+    found = blend("gated", opinions)[0].tolist()
+    learned = 1 - 1 / (1 + (1 / 20) ** 2)
+    odds = (0.2 / 0.5) ** learned * (0.3 / 0.1) ** (1 - learned) * math.exp(-learned)
+    mass = min(1.0, 0.5 * odds)
+    assert mass > 0.5  # it wins, and has at least what is believed against both of the others
+    assert found == pytest.approx([max(mass, odds * 0.5 / (odds * 0.5 + 0.8)), 0.3, 0.5])
 
 
 def test_the_gate_leaves_seen_labels_alone_among_themselves() -> None:
@@ -214,13 +227,13 @@ def test_a_label_that_the_original_model_never_knows_is_not_judged_by_it() -> No
 
 
 def test_with_many_examples_the_original_model_says_how_likely_seen_labels_are() -> None:
-    """With some caution: where none of them wins, they have half of what it gives them."""
+    """With some caution: where none of them wins, they have a third of what it gives them."""
     records = [Record(seen=10**9, original=0.5, tuned_alone=3.0)] * 3 + [Record()]
     shy = OPINIONS.original.new_tensor([[0.1, 0.1, 0.1, 0.7], [0.2, 0.1, 0.1, 0.6]])
     opinions = dataclasses.replace(OPINIONS, records=records, original=shy)
     blended = blend("gated", opinions)
     assert blended.argmax(1).tolist() == [3, 3]
-    expected = math.exp(-0.75) * opinions.original[:, :3].sum(1)
+    expected = math.exp(-1) * opinions.original[:, :3].sum(1)
     torch.testing.assert_close(blended[:, :3].sum(1), expected)
 
 

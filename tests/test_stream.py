@@ -108,7 +108,7 @@ def test_compressed_examples_are_learned_as_they_are() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="There is no GPU to capture a graph on.")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:TensorFloat32")  # a compiler's
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # the compiler's
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_gpu_learns_the_same_from_compressed_examples(
     compiled: bool, monkeypatch: pytest.MonkeyPatch

@@ -140,13 +140,15 @@ def weights(name: str, opinions: Opinions) -> Tensor:
     return alpha if name == "tuned" else torch.where(opinions.seen, alpha, 0.0)
 
 
-def gate(mixed: Tensor, opinions: Opinions, many: float = 10.0, caution: float = 0.75) -> Tensor:
+def gate(mixed: Tensor, opinions: Opinions, many: float = 20.0, caution: float = 1.0) -> Tensor:
     """Share out among seen labels only what belongs to them, [image, label].
 
     Whoever learns many examples of some labels forgets that there are others: the tuned model
     comes to give the seen labels everything. With few examples each, its odds of seen against
     unseen labels are the better ones; with many, the original model's are, as far as it knows the
-    label at all, and some `caution` towards the seen ones.
+    label at all, and some `caution` towards the seen ones. Unseen labels keep what the original
+    model gives them, so only its favourite among them can be answered: the odds are against that
+    one, whatever else the tuned model would rather have named.
     """
     seen = opinions.seen
     if not seen.any():
@@ -155,20 +157,25 @@ def gate(mixed: Tensor, opinions: Opinions, many: float = 10.0, caution: float =
     learned = 1 - 1 / (1 + (examples / many) ** 2)  # from 0, a few, to 1, many
     knows = (2 * opinions.column(lambda record: record.original)).clamp(max=1.0)  # [label]
     trust = 1 - knows * learned  # in the tuned model's odds
-    before, after = _odds(opinions.original, seen), _odds(opinions.tuned, seen)
+    unseen = opinions.original * ~seen
+    rival = unseen.argmax(1, keepdim=True)  # [image, 1]
+    before, after = (_odds(p, seen, rival) for p in (opinions.original, opinions.tuned))
     odds = before + trust * (after - before) - caution * learned  # [image, label]
-    # Unseen labels keep what they have, so this is what the odds leave to the seen ones.
-    mass = (_total(opinions.original, ~seen).log() + odds).clamp(max=0.0).exp()
+    best = unseen.gather(1, rival).clamp_min(TINY).log()
+    # The rival keeps what it has, so this is what the odds leave to the seen labels.
+    mass = (best + odds).clamp(max=0.0).exp()
     among_seen = mixed * seen / _total(mixed, seen)
     # Where that is enough to win, they may as well have what they are believed to have.
-    wins = (mass * among_seen).amax(1) >= (opinions.original * ~seen).amax(1)
-    mass = torch.where(wins.unsqueeze(1), torch.maximum(mass, odds.sigmoid()), mass)
+    wins = (mass * among_seen).amax(1, keepdim=True) >= best.exp()
+    against_all = odds + best - _total(unseen, ~seen).log()
+    mass = torch.where(wins, torch.maximum(mass, against_all.sigmoid()), mass)
     return torch.where(seen, mass * among_seen, opinions.original)
 
 
-def _odds(probabilities: Tensor, seen: Tensor) -> Tensor:
-    """Log-odds [image, 1] of all seen labels against all unseen ones."""
-    return _total(probabilities, seen).log() - _total(probabilities, ~seen).log()
+def _odds(probabilities: Tensor, seen: Tensor, rival: Tensor) -> Tensor:
+    """Log-odds [image, 1] of all seen labels against one unseen label, if there is any."""
+    of_rival = (probabilities * ~seen).gather(1, rival).clamp_min(TINY).log()
+    return _total(probabilities, seen).log() - of_rival
 
 
 def _total(probabilities: Tensor, labels: Tensor) -> Tensor:
