@@ -13,7 +13,7 @@ from torch import Tensor
 
 from anytimecl.backbone import Backbone
 from anytimecl.backbone.trunk import TorchTrunk
-from anytimecl.captured import PARTS, CapturedStep, Shelf
+from anytimecl.captured import PARTS, CapturedStep, Shelf, _tensors
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.codec import make_codec
 from anytimecl.learner import LearnerConfig
@@ -21,12 +21,6 @@ from anytimecl.tail import Seen, Tokens, look
 
 CPU = torch.device("cpu")
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="There is no GPU to capture on.")
-
-
-def tensors(examples: Tensor | Seen) -> list[Tensor]:
-    if isinstance(examples, Tensor):
-        return [examples]
-    return [part for part in (examples.cls, *examples.tokens) if part is not None]
 
 
 @pytest.mark.parametrize("name", ["tokens-fp32", "tokens-fp16", "attention-pca"])
@@ -44,7 +38,7 @@ def test_kept_examples_are_the_decoded_ones(name: str, room: int) -> None:
         expected = codec.decode([records[i] for i in ids])
         if isinstance(expected, Seen) and expected.tokens.coefficients is not None:
             expected = expected.even(PARTS)
-        for one, other in zip(tensors(found), tensors(expected), strict=True):
+        for one, other in zip(_tensors(found), _tensors(expected), strict=True):
             assert torch.equal(one, other)
 
 
@@ -58,9 +52,9 @@ def test_a_dropped_example_leaves_nothing() -> None:
     shelf.drop(7)
     assert isinstance(shelf._kept, Tensor)
     assert not any(torch.equal(row, tokens[0]) for row in shelf._kept)
-    (kept,) = tensors(shelf.take([8], [b"not read"]))
+    (kept,) = _tensors(shelf.take([8], [b"not read"]))
     assert torch.equal(kept, tokens[1:])
-    (again,) = tensors(shelf.take([7], [codec.encode(tokens[0])]))
+    (again,) = _tensors(shelf.take([7], [codec.encode(tokens[0])]))
     assert torch.equal(again, tokens[:1])
 
 
