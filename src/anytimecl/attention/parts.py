@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from anytimecl.attention import _common as c
@@ -39,6 +40,6 @@ def come_back(
     d_shares = tokens.to_parts(d_scores)
     d_met = d_shares @ affine
     d_query = c.each_head(d_met, w_k.mT).flatten(1) * c.scale(spec)
-    d_affine = (shares.mT @ d_read).baddbmm_(d_shares.mT, met)
+    d_affine = torch.baddbmm(shares.mT @ d_read, d_shares.mT, met)
     d_affine[:, 0] += c.back_across(d_query, p["self_attn.q_proj.weight"])
     return Returned(d_query, d_met, read, *c.affine_gradients(tokens, d_affine))

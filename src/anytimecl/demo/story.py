@@ -45,7 +45,7 @@ class Plan:
 FULL = Plan(
     lights_train=35, lights_test=36, digits_train=12, digits_test=10, looks=5, corrections=10
 )
-QUICK = Plan(lights_train=8, lights_test=5, digits_train=3, digits_test=2, looks=2, corrections=3)
+QUICK = Plan(lights_train=8, lights_test=5, digits_train=6, digits_test=4, looks=2, corrections=3)
 
 
 class Stage(Protocol):
