@@ -74,13 +74,8 @@ def test_a_padded_step_is_the_step(form: str, device: str) -> None:
     learner = learner_of(model(), LearnerConfig(batch=16, beta=0.3), **kinds)
     learner.begin(3.0)
     step = CapturedStep(learner)
-    for size, labels in (
-        (6, 5),
-        (3, 3),
-        (9, 5),
-        (20, 40),
-        (4, 4),
-    ):  # places that fit, and new ones
+    shapes = [(6, 5), (3, 3), (9, 5), (20, 40), (4, 4)]  # for which there are places, and others
+    for size, labels in shapes:
         batch = batch_of(model(), size, size, masked=labels == 5, **kinds)
         known = batch.vectors[torch.arange(labels, device=device) % len(batch.vectors)]
         target = (batch.target % labels).to(device)
