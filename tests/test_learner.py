@@ -249,7 +249,7 @@ class Noting(AdamW):
     def __init__(self) -> None:
         self.rates: list[float] = []
 
-    def step(self, parameters: Any, gradients: Any, lr: float) -> None:
+    def step(self, parameters: Any, gradients: Any, lr: float, light: Any) -> None:
         self.rates.append(lr)
 
 

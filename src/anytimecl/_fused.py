@@ -19,10 +19,11 @@ _ROWS, _COLUMNS, _WARPS = 16, 64, 2
 
 
 def fused_step(
-    parameter: Tensor,  # [row, column]
     gradient: Thin,
+    parameter: Tensor,  # [row, column]
     first: Tensor,
     second: Tensor,
+    light: Tensor | None,  # a copy of the parameter
     count: Tensor,  # [], the number of this step
     rates: tuple[float, float, float, float, float],  # lr, both betas, epsilon, weight decay
 ) -> None:
@@ -32,12 +33,13 @@ def fused_step(
     columns = right.shape[2]
     grid = (-(-rows // _ROWS), -(-columns // _COLUMNS), heads)
     _kernel()[grid](
-        *(parameter, first, second, left, right, count),
+        *(parameter, first, second, parameter if light is None else light, left, right, count),
         *(batch, heads, rows, columns),
         *rates,
         BATCH=max(16, 1 << (batch - 1).bit_length()),
         ROWS=_ROWS,
         COLUMNS=_COLUMNS,
+        LIGHT=light is not None,
         PRECISION="tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32",
         num_warps=_WARPS,
     )
@@ -50,11 +52,11 @@ def _kernel() -> Any:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def step(  # type: ignore[no-untyped-def]
-        weight, first, second, left, right, count,
+        weight, first, second, light, left, right, count,
         batch, heads, rows, columns,
         lr, beta1, beta2, epsilon, decay,
         BATCH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,  # noqa: N803
-        PRECISION: tl.constexpr,  # noqa: N803
+        LIGHT: tl.constexpr, PRECISION: tl.constexpr,  # noqa: N803
     ):  # fmt: skip
         head = tl.program_id(2)
         row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -81,5 +83,7 @@ def _kernel() -> Any:
         tl.store(weight + at, w, mask=inside)
         tl.store(first + at, m, mask=inside)
         tl.store(second + at, v, mask=inside)
+        if LIGHT:
+            tl.store(light + at, w.to(light.dtype.element_ty), mask=inside)
 
     return step

@@ -193,7 +193,7 @@ class _Graph:
 
     def _eager(self) -> None:
         learner, question = self._learner, self._question
-        step = thin_step(learner.params, learner.other, learner.spec.tail, question)
+        step = thin_step(learner.working, learner.other, learner.spec.tail, question)
         first = question.seen.pick(slice(1))
         self._found = step, learner.original_logits(first, question.labels)[0]
 

@@ -35,6 +35,7 @@ from anytimecl.memory.contract import Progress
 from anytimecl.memory.database import FILE as MEMORY_FILE
 from anytimecl.prediction import Prediction, predictions
 from anytimecl.settings import Settings
+from anytimecl.snapshot import Snapshot
 from anytimecl.student import Learned, Student
 from anytimecl.tail import embed
 
@@ -119,6 +120,7 @@ class AnytimeClassifier(Closing):
         self.memory = memory
         self.settings = settings
         self._lane = Lane(backbone.device)  # for encoding
+        self._snapshot = Snapshot(backbone.device)
         self._codec = _usable_codec(settings.codec, backbone)
         if isinstance(self._codec, ImageBytes):
             self._codec.attach(self.encode)
@@ -179,9 +181,9 @@ class AnytimeClassifier(Closing):
         mass on "none of these" exceeds `threshold` gets that as its label.
         """
         many = isinstance(images, list | tuple)
-        found = self.predict_tokens(
-            self.encode(images if many else [images]), labels, threshold=threshold
-        )
+        asked = self._asked(labels)
+        with self._snapshot.predicting():
+            found = self._answers(self.encode(images if many else [images]), asked, threshold)
         return found if many else found[0]
 
     def predict_tokens(
@@ -189,10 +191,8 @@ class AnytimeClassifier(Closing):
     ) -> list[Prediction]:
         """`predict` for images that `encode` has seen already."""
         asked = self._asked(labels)
-        opinions = self._opinions(tokens, asked)
-        alpha = weights(self.settings.blend, opinions)
-        values = blend(self.settings.blend, opinions)
-        return predictions(asked.labels, opinions, alpha, values, threshold)
+        with self._snapshot.predicting():
+            return self._answers(tokens, asked, threshold)
 
     def predict_proba(
         self, images: Any, labels: Sequence[str] | None = None
@@ -202,8 +202,10 @@ class AnytimeClassifier(Closing):
         Each label is weighed by itself, so they need not sum to one.
         """
         many = isinstance(images, list | tuple)
-        opinions = self._opinions(self.encode(images if many else [images]), self._asked(labels))
-        values: NDArray[np.float32] = blend(self.settings.blend, opinions).cpu().numpy()
+        asked = self._asked(labels)
+        with self._snapshot.predicting():
+            opinions = self._opinions(self.encode(images if many else [images]), asked)
+            values: NDArray[np.float32] = blend(self.settings.blend, opinions).cpu().numpy()
         return values if many else values[0]
 
     def learn_one(
@@ -425,6 +427,12 @@ class AnytimeClassifier(Closing):
         self._last_asked = asked if asked.vectors.nbytes <= KEPT_BYTES else None
         return asked
 
+    def _answers(self, tokens: Tensor, asked: _Asked, threshold: float) -> list[Prediction]:
+        opinions = self._opinions(tokens, asked)
+        alpha = weights(self.settings.blend, opinions)
+        values = blend(self.settings.blend, opinions)
+        return predictions(asked.labels, opinions, alpha, values, threshold)
+
     @torch.no_grad()
     def _opinions(self, tokens: Tensor, asked: _Asked) -> Opinions:
         """Both models on the images."""
@@ -437,8 +445,9 @@ class AnytimeClassifier(Closing):
                 alone, nothing = original.softmax(1), original.new_zeros(len(original))
                 return Opinions(alone, alone, nothing, records, overall)
             rows = torch.tensor([student.rows.get(label, -1) for label in asked.labels])
-            tuned = student.learner.tuned_logits(tokens, asked.vectors, rows.to(tokens.device))
-            other = student.learner.other_logit.clone()  # which the next step changes
+            learner = self._snapshot.of(student.learner, self._lock.turn)
+            tuned = learner.tuned_logits(tokens, asked.vectors, rows.to(tokens.device))
+            other = learner.other_logit  # a product, and so no longer what the next step changes
         return Opinions.of(tuned, original, other, records, overall)
 
     def _evidence(self, labels: Sequence[str]) -> Any:

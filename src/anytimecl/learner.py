@@ -6,10 +6,11 @@ they are, so that the features stay in the space of the text.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from torch import Tensor
 from anytimecl._fused import fused_step
 from anytimecl.backbone.spec import Spec
 from anytimecl.errors import CheckpointError
+from anytimecl.light import Precision, copies
 from anytimecl.loss import anytime_loss
 from anytimecl.tail import Params, Seen, embed, look
 from anytimecl.thin import Question, Thin, supports, thin_step
@@ -38,11 +40,15 @@ class LearnerConfig:
     offline_lr: float = 6e-4  # at that batch; a smaller one takes proportionally less
     offline_least_lr: float = 1e-6
     tune: Literal["block", "classifier", "both"] = "block"
+    precision: Precision = "auto"  # of a step's products; "auto": bfloat16 on CPUs that know it
 
     def __post_init__(self) -> None:
         """Refuse what cannot be learned with."""
         if self.tune not in ("block", "classifier", "both"):
             raise ValueError(f'tune is "block", "classifier" or "both", not {self.tune!r}.')
+        if self.precision not in get_args(Precision):
+            known = ", ".join(f'"{name}"' for name in get_args(Precision))
+            raise ValueError(f"precision is one of {known}, not {self.precision!r}.")
         if self.batch < 1 or self.offline_batch < 1:
             raise ValueError("A batch holds at least one example.")
 
@@ -82,52 +88,78 @@ class AdamW:
             n: (torch.zeros_like(p), torch.zeros_like(p)) for n, p in parameters.items()
         }
         # Fresh memory for large gradients would cost a CPU more than working them out.
-        self._rooms: dict[str, Tensor] = {}
+        self._rooms: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
 
     def step(
-        self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor | Thin], lr: float
+        self,
+        parameters: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor | Thin],
+        lr: float,
+        light: Mapping[str, Tensor],
     ) -> None:
-        """Change the parameters that have a gradient."""
+        """Change the parameters that have a gradient, and their copies in `light`."""
         self.steps += 1
         count = torch.tensor(float(self.steps), device=next(iter(parameters.values())).device)
-        self.update(parameters, gradients, lr, count)
+        self.update(parameters, gradients, lr, light, count)
 
     def update(
         self,
         parameters: Mapping[str, Tensor],
         gradients: Mapping[str, Tensor | Thin],
         lr: float,
+        light: Mapping[str, Tensor],
         count: Tensor,
     ) -> None:
         """The step alone; its number, `count` [], may live on the device."""
-        plain = {}
+        plain = []
         for name, gradient in gradients.items():
-            if not isinstance(gradient, Thin):
-                plain[name] = gradient
+            state = (parameters[name], *self.moments[name])
+            if isinstance(gradient, Tensor):
+                plain.append((gradient, *state))
             elif parameters[name].is_cuda:
                 rates = (lr, *BETAS, EPSILON, self.weight_decay)
-                fused_step(parameters[name], gradient, *self.moments[name], count, rates)
-            else:  # one after the other: it is used while the cache still has it
-                whole = gradient.whole(self._room(name, parameters[name]))
-                self._adamw(parameters, {name: whole}, lr, count)
-        if plain:
-            self._adamw(parameters, plain, lr, count)
+                fused_step(gradient, *state, light.get(name), count, rates)
+            else:
+                self._one(gradient, *state, light.get(name), lr, count)
+        self._adamw(plain, lr, count)
+        for name in gradients.keys() & light.keys():
+            if isinstance(gradients[name], Tensor):
+                light[name].copy_(parameters[name])
 
-    def _adamw(
+    def _one(
         self,
-        parameters: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
+        gradient: Thin,
+        parameter: Tensor,
+        first: Tensor,
+        second: Tensor,
+        light: Tensor | None,
         lr: float,
         count: Tensor,
     ) -> None:
-        moments = [self.moments[name] for name in gradients]
+        """A weight on a CPU: what is worked out is used while the cache still has it."""
+        if light is not None:
+            gradient = gradient.to(light.dtype)
+        whole = gradient.whole(self._room(parameter.shape, gradient.left.dtype))
+        if light is not None:
+            whole = self._room(parameter.shape, parameter.dtype).copy_(whole)
+        self._adamw([(whole, parameter, first, second)], lr, count)
+        if light is not None:
+            light.copy_(parameter)
+
+    def _adamw(
+        self, given: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], lr: float, count: Tensor
+    ) -> None:
+        """Gradients, each with its parameter and both moments."""
+        if not given:
+            return
+        gradients, parameters, first, second = (list(column) for column in zip(*given, strict=True))
         torch._fused_adamw_(
-            [parameters[name] for name in gradients],
-            list(gradients.values()),
-            [first for first, _ in moments],
-            [second for _, second in moments],
+            parameters,
+            gradients,
+            first,
+            second,
             [],
-            [count] * len(gradients),
+            [count] * len(given),
             amsgrad=False,
             lr=lr,
             beta1=BETAS[0],
@@ -137,10 +169,11 @@ class AdamW:
             maximize=False,
         )
 
-    def _room(self, name: str, parameter: Tensor) -> Tensor:
-        if name not in self._rooms:
-            self._rooms[name] = torch.empty_like(parameter)
-        return self._rooms[name]
+    def _room(self, shape: torch.Size, kind: torch.dtype) -> Tensor:
+        key = (shape, kind)
+        if key not in self._rooms:
+            self._rooms[key] = torch.empty(shape, dtype=kind)
+        return self._rooms[key]
 
 
 class Learner:
@@ -154,10 +187,20 @@ class Learner:
             name: value.clone() if name.startswith("layers.") else value
             for name, value in self.original.items()
         }
+        self.light = self._light()  # what stands for some of them in the products of a step
         some = next(iter(self.params.values()))
         self.other = some.new_zeros(())  # the logit of "other", in units of a cosine
         self.shifts = some.new_zeros(0, spec.dim)  # [label, dim], of a trainable classifier
         self.optimiser = AdamW(self.trainable(), config.weight_decay)
+
+    def _light(self) -> dict[str, Tensor]:
+        written_out = self.config.tune == "block" and supports(self.spec.tail)
+        return copies(self.params, self.config.precision) if written_out else {}
+
+    @property
+    def working(self) -> dict[str, Tensor]:
+        """The weights as a step multiplies with them."""
+        return self.params | self.light
 
     def trainable(self) -> dict[str, Tensor]:
         """What learning changes, by name."""
@@ -167,10 +210,24 @@ class Learner:
         return names | {"other": self.other} | shifts
 
     def stacked(self, names: Sequence[str]) -> Tensor:
-        """These weights one behind the other; from now on each is a view of its part."""
-        whole = torch.cat([self.params[name] for name in names])
-        self.params |= dict(zip(names, whole.chunk(len(names)), strict=True))
+        """These weights one behind the other, as a step multiplies with them.
+
+        From now on each is a view of its part.
+        """
+        for weights in (self.params, self.light):
+            if weights:
+                whole = torch.cat([weights[name] for name in names])
+                weights |= dict(zip(names, whole.chunk(len(names)), strict=True))
         return whole
+
+    def still(self) -> Learner:
+        """As it is now, to answer from while this one goes on learning."""
+        found = copy.copy(self)
+        found.params = self.params | {
+            name: value.clone() for name, value in self.params.items() if name.startswith("layers.")
+        }
+        found.other, found.shifts = self.other.clone(), self.shifts.clone()
+        return found
 
     def tuned_logits(self, tokens: Tensor | Seen, vectors: Tensor, rows: Tensor) -> Tensor:
         """[example, label], from the weights as they are now."""
@@ -196,7 +253,7 @@ class Learner:
     def look_ahead(self, batch: Batch) -> Update:
         """Forward and backward; nothing changes, so predictions may go on meanwhile."""
         if self.config.tune == "block" and supports(self.spec.tail):
-            step = thin_step(self.params, self.other, self.spec.tail, self.question(batch))
+            step = thin_step(self.working, self.other, self.spec.tail, self.question(batch))
             return Update(step.logits, {**step.matrices, **step.vectors})
         return self._by_autograd(batch)
 
@@ -242,7 +299,7 @@ class Learner:
 
     def apply(self, update: Update) -> None:
         """The online step."""
-        self.optimiser.step(self.trainable(), update.gradients, self.config.lr)
+        self.optimiser.step(self.trainable(), update.gradients, self.config.lr, self.light)
 
     def apply_offline(
         self, gradients: Mapping[str, Tensor], optimiser: AdamW, progress: float, size: int
@@ -255,7 +312,7 @@ class Learner:
         least = self.config.offline_least_lr
         lr = max(self.config.offline_lr * size / self.config.offline_batch, least)
         lr = least + (lr - least) * (1 + math.cos(math.pi * progress)) / 2
-        optimiser.step(self.trainable(), gradients, lr)
+        optimiser.step(self.trainable(), gradients, lr, self.light)
 
     def make_room(self, labels: int) -> None:
         """Rows in the trainable classifier, if there is one, for labels never seen before."""
@@ -294,6 +351,8 @@ class Learner:
             raise CheckpointError("The checkpoint holds the weights of another model or setting.")
         for name, value in current.items():
             value.copy_(state[name])
+        for name, light in self.light.items():
+            light.copy_(self.params[name])
         self.optimiser.steps = int(state["steps"])
 
     def _logits(self, params: Params, tokens: Tensor | Seen, vectors: Tensor) -> Tensor:

@@ -30,6 +30,11 @@ class TurnLock:
         self._waiting = 0  # readers who wait for the current writer
         self._turn = 0  # writers that have finished
 
+    @property
+    def turn(self) -> int:
+        """How many writers have finished."""
+        return self._turn
+
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Hold while reading; others may read too."""

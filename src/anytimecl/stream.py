@@ -121,10 +121,10 @@ class StreamLearner:
         """
         seen, spec = self._examples, self.learner.spec.tail
         if not self._compiled or not isinstance(seen, Seen) or seen.tokens.coefficients is None:
-            return self.learner.params
+            return self.learner.working
         at = f"layers.{spec.last}."
         stacked = self.learner.stacked([f"{at}self_attn.{name}_proj.weight" for name in "qkv"])
-        return self.learner.params | {at + STACKED: stacked}
+        return self.learner.working | {at + STACKED: stacked}
 
     def _draw(self, indices: Sequence[int]) -> None:
         """Fill the tables."""
@@ -186,7 +186,7 @@ class StreamLearner:
     def _changing(self) -> list[Tensor]:
         state = self.learner.state()
         state.pop("steps")
-        return [*state.values(), self._count, self._turn]
+        return [*state.values(), *self.learner.light.values(), self._count, self._turn]
 
     def _one(self) -> None:
         """The method, once, from tables to weights, without a word to the host."""
@@ -242,8 +242,8 @@ class StreamLearner:
         self._count += 1
 
     def _update(self, gradients: Mapping[str, Tensor | Thin]) -> None:
-        config = self._settings.learner
-        self.learner.optimiser.update(self.learner.trainable(), gradients, config.lr, self._count)
+        learner, lr = self.learner, self._settings.learner.lr
+        learner.optimiser.update(learner.trainable(), gradients, lr, learner.light, self._count)
 
 
 @torch.no_grad()

@@ -39,6 +39,10 @@ class Thin(NamedTuple):
         torch.bmm(left, right, out=room.view(len(left), -1, room.shape[1]))
         return room
 
+    def to(self, kind: torch.dtype) -> Thin:
+        """In another precision."""
+        return Thin(self.left.to(kind), self.right.to(kind))
+
 
 class Step(NamedTuple):
     """What a batch teaches."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from anytimecl.backbone.spec import TailSpec
 from anytimecl.tail import CENTRES, Tokens
 
-_PARTS, _THIN = 4, 64  # of a weight on the way back; examples at most, for that to pay
+_THIN = 64  # examples at most, for the way back in halves to pay
 _ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 
@@ -55,8 +55,8 @@ def heads_of(p: Mapping[str, Tensor], spec: TailSpec) -> tuple[Tensor, Tensor]:
 
 
 def each_head(x: Tensor, matrices: Tensor) -> Tensor:
-    """[batch, head, a] and [head, a, b] to [batch, head, b]."""
-    return torch.bmm(x.transpose(0, 1), matrices).transpose(0, 1)
+    """[batch, head, a] and [head, a, b] to [batch, head, b], in the precision of the matrices."""
+    return torch.bmm(x.to(matrices.dtype).transpose(0, 1), matrices).transpose(0, 1)
 
 
 def softmax_gradient(weights: Tensor, d: Tensor) -> Tensor:
@@ -85,7 +85,13 @@ def linear(p: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 
 def across(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`; on a CPU by oneDNN, which is half as fast again where the batch is this thin."""
+    """`F.linear`, in the precision of the weight.
+
+    On a CPU always by oneDNN, which is half as fast again where the batch is this thin.
+    """
+    if weight.dtype != x.dtype:
+        light = F.linear(x.to(weight.dtype), weight).to(x.dtype)
+        return light if bias is None else light.add_(bias)
     if x.device.type != "cpu" or x.dtype != torch.float32 or not _ONEDNN:
         return F.linear(x, weight, bias)
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
@@ -95,11 +101,12 @@ def across(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def back_across(d: Tensor, weight: Tensor) -> Tensor:
     """`d @ weight`: the way back through a linear layer.
 
-    On a CPU by rows of the weight, a few parts that are added: so each thread reads the rows that
-    it will update. Where cores are far apart, a weight that all had to read takes three times as
-    long to change. The number of parts is fixed, and with it the rounding.
+    On a CPU by rows of the weight, in two halves that are added: so each thread reads the rows that
+    it will update. Where cores are far apart, a weight that all had to read takes five times as
+    long to change. There are always two halves, and so the rounding is always the same.
     """
-    if d.is_cuda or len(d) > _THIN or len(weight) % _PARTS:
+    if d.is_cuda or len(d) > _THIN or len(weight) % 2:
         return across(d, weight.T)
-    rows = weight.view(_PARTS, -1, weight.shape[1])
-    return torch.bmm(d.reshape(len(d), _PARTS, -1).transpose(0, 1), rows).sum(0)
+    halves = d.to(weight.dtype).view(len(d), 2, -1).transpose(0, 1)
+    one, two = torch.bmm(halves, weight.view(2, -1, weight.shape[1]))
+    return one.to(d.dtype).add_(two)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from anytimecl.attention import _common as c
@@ -24,7 +23,7 @@ STACKED = "self_attn.qkv.weight"  # [3 * width, width]
 def attend(p: Mapping[str, Tensor], spec: TailSpec, tokens: Tokens) -> Attended:
     """The way forward."""
     affine = c.with_affine(tokens, p["layer_norm1.weight"], p["layer_norm1.bias"])
-    made = F.linear(affine, p[STACKED])  # [batch, part, 3 * width]
+    made = c.across(affine, p[STACKED])  # [batch, part, 3 * width]
     shape = (*made.shape[:2], 3, spec.heads, -1)
     first, keys, values = made.view(shape).unbind(2)
     query = first[:, 0].flatten(1) + p["self_attn.q_proj.bias"]
@@ -52,7 +51,7 @@ def come_back(
         ],
         2,
     )  # [batch, part, 3, head, depth]
-    d_affine = d_made.flatten(2) @ p[STACKED]
+    d_affine = c.across(d_made.flatten(2), p[STACKED].T)
     d_met, read = (_mix(its, affine.unsqueeze(2)) for its in (d_shares, shares))
     return Returned(d_query.flatten(1), d_met, read, *c.affine_gradients(tokens, d_affine))
 

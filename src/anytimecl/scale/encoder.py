@@ -85,6 +85,7 @@ class JointLearner(Learner):
         rates: LayerRates | None = None,
     ) -> None:
         super().__init__(spec, tail, config)
+        self.light = {}  # autograd takes the weights themselves
         self.params[LAYER] = self.original[LAYER].clone()
         self.rates = rates or LayerRates()
 
@@ -105,7 +106,7 @@ class JointLearner(Learner):
         """A step, the layer at its own rate; its number, `count` [], may live on the device."""
         count = count.to(self.other.device)
         rest = {name: gradient for name, gradient in gradients.items() if name != LAYER}
-        self.optimiser.update(self.trainable(), rest, self.config.lr, count)
+        self.optimiser.update(self.trainable(), rest, self.config.lr, self.light, count)
         layer = gradients[LAYER]
         assert isinstance(layer, Tensor)
         rate = self.rates.first * self.rates.half / (self.rates.half + count)
