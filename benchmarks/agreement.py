@@ -1,13 +1,14 @@
-"""Whether a GPU learns what a CPU learns, from the same compressed examples.
+"""Whether a GPU learns what a CPU learns, and bfloat16 what float32 does, from the same examples.
 
     python -m benchmarks.agreement pack DATA FILE [--task cifar100]
-    python -m benchmarks.agreement run FILE OUT [--device cpu] [--seeds 0,1,2]
+    python -m benchmarks.agreement run FILE OUT [--device cpu] [--precision auto] [--seeds 0,1,2]
     python -m benchmarks.agreement show OUT
 
 `pack` encodes and compresses a task, and puts all that learning needs into one file (the tail in
 half precision), to be taken to a machine with a GPU. `run` learns all of it, one by one, in an
 order that the seed gives, and answers the test split; OUT gets one JSON line a seed. `show` prints
-the final accuracy on both devices, seed by seed, and the difference of the means.
+the final accuracy by device and precision of the products, seed by seed, and how far each mean is
+from the first.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import platform
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -33,6 +34,8 @@ from torch import Tensor
 from anytimecl.backbone import Spec, load
 from anytimecl.blend import blend
 from anytimecl.codec import make_codec
+from anytimecl.learner import LearnerConfig
+from anytimecl.light import Precision
 from anytimecl.settings import Settings
 from anytimecl.stream import StreamLearner, opinions_of
 from anytimecl.tail import Seen
@@ -108,13 +111,13 @@ def unpack(file: Path, device: str) -> Packed:
 
 
 @torch.no_grad()
-def run(packed: Packed, seed: int) -> dict[str, float]:
-    """Accuracy after the whole stream, by blend."""
+def run(packed: Packed, seed: int, precision: Precision) -> dict[str, float | str]:
+    """Accuracy after the whole stream, by blend; and in which precision it was."""
     vectors, on_gpu = packed.vectors, packed.vectors.is_cuda
     stream = StreamLearner(
         packed.spec,
         packed.tail,
-        Settings(seed=seed),
+        Settings(seed=seed, learner=LearnerConfig(precision=precision)),
         packed.examples["train"],
         [packed.names[target] for target in packed.targets["train"]],
         dict(zip(packed.names, vectors, strict=True)),
@@ -131,24 +134,30 @@ def run(packed: Packed, seed: int) -> dict[str, float]:
         )
         for name in BLENDS:
             right[name] += int((blend(name, opinions).argmax(1) == targets[part]).sum())
-    return {name: 100 * count / len(targets) for name, count in right.items()}
+    accuracies = {name: 100 * count / len(targets) for name, count in right.items()}
+    return {"precision": "bfloat16" if stream.learner.light else "float32"} | accuracies
 
 
 def show(out: Path) -> None:
-    """Both devices, seed by seed."""
+    """Every way of learning, seed by seed."""
     lines = [json.loads(line) for line in out.read_text().splitlines()]
-    found = {(line["device"], line["seed"]): line for line in lines}
-    seeds = sorted(seed for device, seed in found if device == "cuda" and ("cpu", seed) in found)
-    if not seeds:
-        raise SystemExit(f"{out} has no seed that ran on both a CPU and a GPU.")
-    table = Table("seed", *(f"{name}, {device}" for name in BLENDS for device in ("cpu", "cuda")))
+    found = {((line["device"], line["precision"]), line["seed"]): line for line in lines}
+    ways = sorted({way for way, _ in found}, key=lambda way: (way[0], way[1] == "bfloat16"))
+    seeds = sorted({seed for _, seed in found if all((way, seed) in found for way in ways)})
+    if len(ways) < 2 or not seeds:
+        raise SystemExit(f"{out} has no seed that ran in more than one way.")
+    table = Table("seed", *(f"{name}\n{', '.join(way)}" for name in BLENDS for way in ways))
     for seed in seeds:
-        both = [found[device, seed][name] for name in BLENDS for device in ("cpu", "cuda")]
-        table.add_row(str(seed), *(f"{value:.2f}" for value in both))
-    Console().print(table)
+        values = [found[way, seed][name] for name in BLENDS for way in ways]
+        table.add_row(str(seed), *(f"{value:.2f}" for value in values))
+    Console(width=120).print(table)
     for name in BLENDS:
-        gap = np.mean([found["cuda", seed][name] - found["cpu", seed][name] for seed in seeds])
-        print(f"{name}: GPU - CPU {gap:+.2f}, mean of {len(seeds)} seeds")
+        for way in ways[1:]:
+            gaps = [found[way, seed][name] - found[ways[0], seed][name] for seed in seeds]
+            print(
+                f"{name}: {', '.join(way)} against {', '.join(ways[0])}: "
+                f"{np.mean(gaps):+.2f}, mean of {len(seeds)} seeds"
+            )
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -162,6 +171,7 @@ def main(words: Sequence[str] | None = None) -> None:
     running.add_argument("file", type=Path)
     running.add_argument("out", type=Path)
     running.add_argument("--device", default="cpu")
+    running.add_argument("--precision", default="auto", choices=get_args(Precision))
     running.add_argument("--seeds", default="0,1,2")
     showing = parts.add_parser("show")
     showing.add_argument("out", type=Path)
@@ -179,7 +189,7 @@ def main(words: Sequence[str] | None = None) -> None:
         }
         for seed in map(int, given.seeds.split(",")):
             began = time.perf_counter()
-            line = about | {"seed": seed} | run(packed, seed)
+            line = about | {"seed": seed} | run(packed, seed, given.precision)
             line["seconds"] = round(time.perf_counter() - began, 1)
             print(json.dumps(line), flush=True)
             with given.out.open("a") as file:

@@ -33,6 +33,7 @@ from anytimecl.backbone import Backbone
 from anytimecl.backbone.spec import Spec
 from anytimecl.codec import make_codec
 from anytimecl.learner import AdamW, Batch, Learner, LearnerConfig
+from anytimecl.light import Precision
 from anytimecl.lock import TurnLock
 from anytimecl.memory import open_memory
 from anytimecl.settings import Settings
@@ -81,11 +82,11 @@ class Bench:
         low = Tokens.low_rank(*(self.draw(*shape).half() for shape in shapes))
         return Seen(self.draw(count, width).half(), low)
 
-    def stream(self, labels: int = LABELS) -> StreamLearner:
+    def stream(self, labels: int = LABELS, precision: Precision = "auto") -> StreamLearner:
         names = [f"label {i % labels}" for i in range(self.resident)]
         random = F.normalize(self.draw(labels, self.size.dim), dim=-1)
         vectors = {f"label {i}": random[i] for i in range(labels)}
-        settings = Settings(codec="tokens-fp16")
+        settings = Settings(codec="tokens-fp16", learner=LearnerConfig(precision=precision))
         examples = self.compressed(self.resident)
         return StreamLearner(
             self.spec, self.tail, settings, examples, names, vectors, compiled=True
@@ -105,17 +106,9 @@ class Bench:
             target = torch.arange(BATCH, device=self.device)
             plain = plain_step(self.spec, self.tail, tokens, target, self.vectors)
             found["plain full-block step"] = milliseconds(plain, self.device)
+        found["online step, in bfloat16"] = self.step(self.stream(precision="bfloat16"))
         stream = self.stream()
-        stream.learn(range(200))
-        assert stream._step is not None
-        step = stream._step
-
-        def again() -> None:
-            stream._turn.zero_()
-            for _ in range(100):
-                step()
-
-        found["online step"] = milliseconds(again, self.device) / 100
+        found["online step"] = self.step(stream)
         began = time.perf_counter()
         stream.learn(range(200, self.resident))
         count = self.resident - 200
@@ -131,6 +124,19 @@ class Bench:
             self.device,
         )
         return found
+
+    def step(self, stream: StreamLearner) -> float:
+        """Of a stream that learns its first examples for that."""
+        stream.learn(range(200))
+        assert stream._step is not None
+        step = stream._step
+
+        def again() -> None:
+            stream._turn.zero_()
+            for _ in range(100):
+                step()
+
+        return milliseconds(again, self.device) / 100
 
     def _answer(self, learner: Learner, batch: Batch) -> Tensor:
         tuned = learner.tuned_logits(batch.tokens, batch.vectors, batch.rows)

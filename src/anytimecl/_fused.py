@@ -67,7 +67,7 @@ def _kernel() -> Any:
         at = example[:, None] * heads * columns + head * columns + column[None, :]
         inside = (example[:, None] < batch) & (column[None, :] < columns)
         b = tl.load(right + at, mask=inside, other=0.0)
-        g = tl.dot(a, b, input_precision=PRECISION)
+        g = tl.dot(a, b.to(a.dtype), input_precision=PRECISION)
 
         at = (head * rows + row[:, None]) * columns + column[None, :]
         inside = (row[:, None] < rows) & (column[None, :] < columns)

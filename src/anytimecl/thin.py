@@ -25,13 +25,13 @@ class Thin(NamedTuple):
     """The gradient of a weight: for each head its rows are `left^T @ right`."""
 
     left: Tensor  # [batch, head, row]
-    right: Tensor  # [batch, head, column]; one head for an ordinary weight
+    right: Tensor  # [batch, head, column]; one head for an ordinary weight; may be in bfloat16
 
     def whole(self, room: Tensor | None = None) -> Tensor:
         """Multiplied out, [head * row, column], into `room` where there is one."""
         left, right = self.left.permute(1, 2, 0), self.right.transpose(0, 1)
         if room is None:
-            return torch.bmm(left, right).flatten(0, 1)
+            return torch.bmm(left, right.to(left.dtype)).flatten(0, 1)
         threads = torch.get_num_threads()
         if len(left) == 1 and left.shape[1] % threads == 0:
             # Each thread makes the rows that it will use: cores may be far from one another.

@@ -50,4 +50,5 @@ def test_what_is_packed_can_be_learned_and_compared(
     there = [line | {"device": "cuda", "tuned": line["tuned"] + 1} for line in lines]
     out.write_text("\n".join(map(json.dumps, lines + there)))
     agreement.main(["show", str(out)])
-    assert "tuned: GPU - CPU +1.00, mean of 2 seeds" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "tuned: cuda, float32 against cpu, float32: +1.00, mean of 2 seeds" in said

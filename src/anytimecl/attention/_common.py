@@ -108,5 +108,5 @@ def back_across(d: Tensor, weight: Tensor) -> Tensor:
     if d.is_cuda or len(d) > _THIN or len(weight) % 2:
         return across(d, weight.T)
     halves = d.to(weight.dtype).view(len(d), 2, -1).transpose(0, 1)
-    one, two = torch.bmm(halves, weight.view(2, -1, weight.shape[1]))
-    return one.to(d.dtype).add_(two)
+    found = torch.bmm(halves, weight.view(2, -1, weight.shape[1]))
+    return found[0].to(d.dtype).add_(found[1])

@@ -1,0 +1,147 @@
+"""Products in bfloat16: nearly the same step, and weights that learn in float32 all the same."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from tests.helpers import changed, model
+from tests.test_captured import compressed
+from tests.test_learner import CONFIG, batch_of, learner_of
+from torch import Tensor
+
+from anytimecl import light
+from anytimecl.attention import STACKED, back_across
+from anytimecl.learner import AdamW, Batch, Learner, LearnerConfig
+from anytimecl.light import copies
+from anytimecl.thin import thin_step
+
+LIGHT = dataclasses.replace(CONFIG, precision="bfloat16")
+SINGLE = {"dtype": torch.float32}
+
+
+def batch(seed: int, form: str = "whole") -> Batch:
+    made = batch_of(model(), seed, **SINGLE)
+    if form == "whole":
+        return made
+    assert isinstance(made.tokens, Tensor)
+    seen = compressed(made.tokens, model().spec.tail.norm_eps)
+    return dataclasses.replace(made, tokens=seen.even() if form == "stacked" else seen)
+
+
+def check_copies(learner: Learner) -> None:
+    """Every copy is of its weight, as that is now."""
+    assert learner.light
+    for name, value in learner.light.items():
+        assert torch.equal(value, learner.params[name].to(torch.bfloat16)), name
+
+
+@pytest.mark.parametrize("form", ["whole", "parts", "stacked"])
+def test_the_gradients_are_nearly_those_of_single_precision(form: str) -> None:
+    exact, learner = learner_of(model()), learner_of(model(), LIGHT)
+    for each in (exact, learner):
+        each.begin(3.0)
+    asked = batch(1, form)
+    expected = exact.look_ahead(asked)
+    params = learner.working
+    if form == "stacked":
+        at = f"layers.{learner.spec.tail.last}."
+        names = [f"{at}self_attn.{name}_proj.weight" for name in "qkv"]
+        params = {at + STACKED: learner.stacked(names)} | learner.working
+        assert params[at + STACKED].dtype == torch.bfloat16
+        check_copies(learner)
+    found = thin_step(params, learner.other, learner.spec.tail, learner.question(asked))
+    assert found.logits.dtype == torch.float32
+    torch.testing.assert_close(found.logits, expected.logits, atol=0.3, rtol=0.02)
+    wholes = {name: thin.whole() for name, thin in found.matrices.items()} | found.vectors
+    assert wholes.keys() == expected.whole().keys()
+    for name, value in expected.whole().items():
+        off = (wholes[name].float() - value).norm() / value.norm().clamp_min(1e-9)
+        assert off < 0.05, (name, float(off))
+
+
+@pytest.mark.parametrize("form", ["whole", "parts"])
+def test_copies_follow_what_is_learned(form: str) -> None:
+    learner, exact = learner_of(model(), LIGHT), learner_of(model())
+    check_copies(learner)
+    fresh = learner.state()
+    start = {name: value.clone() for name, value in fresh.items()}
+    for seed in range(3):
+        learner.apply(learner.look_ahead(batch(seed, form)))
+        exact.apply(exact.look_ahead(batch(seed, form)))
+        check_copies(learner)
+    learner.apply_offline(
+        learner.look_ahead(batch(3)).whole(), AdamW(learner.trainable(), 0.1), 0.5, 64
+    )
+    check_copies(learner)
+    assert all(value.dtype != torch.bfloat16 for value in learner.state().values())
+    assert changed(start, learner.state())
+    learner.restore(start)
+    check_copies(learner)
+    # A step of Adam is as long as its rate, whatever the size of a gradient.
+    for name, value in exact.trainable().items():
+        assert (value - start[f"weights.{name}"]).abs().max() < 4 * CONFIG.lr
+
+
+def test_a_restored_learner_continues_bit_for_bit() -> None:
+    living, again = (learner_of(model(), LIGHT) for _ in range(2))
+    for seed in range(3):
+        living.apply(living.look_ahead(batch(seed)))
+    again.restore(living.state())
+    for learner in (living, again):
+        learner.apply(learner.look_ahead(batch(3)))
+    assert changed(living.state(), again.state()) == []
+
+
+def test_it_is_chosen_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = {"matrix": torch.zeros(300, 256), "vector": torch.zeros(300)}
+    narrow = wide | {"small": torch.zeros(300, 255)}
+    monkeypatch.setattr(light, "_fast_here", lambda: True)
+    assert copies(wide, "auto").keys() == {"matrix"}
+    assert copies(wide, "float32") == {}
+    assert copies(narrow, "auto") == {}
+    assert copies(narrow, "bfloat16").keys() == {"matrix", "small"}
+    assert copies({name: value.double() for name, value in wide.items()}, "auto") == {}
+    monkeypatch.setattr(light, "_fast_here", lambda: False)
+    assert copies(wide, "auto") == {}
+
+
+@pytest.mark.parametrize("other", [{"tune": "both"}, {"tune": "classifier"}])
+def test_autograd_takes_the_weights_themselves(other: dict[str, str]) -> None:
+    assert learner_of(model(), dataclasses.replace(LIGHT, **other)).light == {}  # type: ignore[arg-type]
+    assert learner_of(model("siglip"), LIGHT).light == {}
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(ValueError, match="precision is one of"):
+        LearnerConfig(precision="float8")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_way_back_is_the_same_whatever_the_threads(threads: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    weight, d = torch.randn(64, 48, generator=random), torch.randn(6, 64, generator=random)
+    copy = weight.bfloat16()
+    alone = back_across(d, copy)
+    assert alone.dtype == torch.float32
+    torch.testing.assert_close(alone, d @ weight, atol=0.2, rtol=0.02)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(back_across(d, copy), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_copy_that_stands_still() -> None:
+    learner = learner_of(model(), LIGHT)
+    learner.begin(1.0)
+    asked = batch(0)
+    before = learner.tuned_logits(asked.tokens, asked.vectors, asked.rows)
+    still = learner.still()
+    learner.apply(learner.look_ahead(asked))
+    assert torch.equal(still.tuned_logits(asked.tokens, asked.vectors, asked.rows), before)
+    assert still.other != learner.other
+    after = learner.tuned_logits(asked.tokens, asked.vectors, asked.rows)
+    assert not torch.equal(after, before)
