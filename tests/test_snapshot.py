@@ -49,7 +49,8 @@ def test_no_update_waits_for_a_prediction() -> None:
     """A long prediction is in its stream, and a step is over before it."""
     backbone = model_on("cuda")
     learner = learner_of(backbone, device="cuda")
-    batch = batch_of(backbone, 0, device="cuda", dtype=torch.float32)
+    made = batch_of(backbone, 0, device="cuda", dtype=torch.float32)
+    batch = dataclasses.replace(made, target=made.target.cuda(), rows=made.rows.cuda())
     learner.apply(learner.look_ahead(batch))
     snapshot = Snapshot(backbone.device)
     with snapshot.predicting():

@@ -40,7 +40,7 @@ class LearnerConfig:
     offline_lr: float = 6e-4  # at that batch; a smaller one takes proportionally less
     offline_least_lr: float = 1e-6
     tune: Literal["block", "classifier", "both"] = "block"
-    precision: Precision = "auto"  # of a step's products; "auto": bfloat16 on CPUs that know it
+    precision: Precision = "auto"  # of a step's products; "auto": bfloat16 where that is faster
 
     def __post_init__(self) -> None:
         """Refuse what cannot be learned with."""

@@ -10,6 +10,7 @@ The examples are resident on the device, as full tokens or compressed.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
@@ -59,8 +60,12 @@ class StreamLearner:
         *,
         compiled: bool = False,
     ) -> None:
-        self._compiled = compiled
-        self.learner = Learner(spec, tail, settings.learner)
+        self._compiled = compiled and next(iter(tail.values())).is_cuda
+        config = settings.learner
+        if self._compiled and config.precision == "auto" and torch.cuda.is_bf16_supported():
+            # Once a compiler has been over them, conversions cost nothing.
+            config = dataclasses.replace(config, precision="bfloat16")
+        self.learner = Learner(spec, tail, config)
         self.estimates = Estimates(settings.eta)
         self.labels: list[str] = []  # seen, in order of first appearance
         self.rows: dict[str, int] = {}
