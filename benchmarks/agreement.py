@@ -143,21 +143,22 @@ def show(out: Path) -> None:
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     found = {((line["device"], line["precision"]), line["seed"]): line for line in lines}
     ways = sorted({way for way, _ in found}, key=lambda way: (way[0], way[1] == "bfloat16"))
-    seeds = sorted({seed for _, seed in found if all((way, seed) in found for way in ways)})
-    if len(ways) < 2 or not seeds:
-        raise SystemExit(f"{out} has no seed that ran in more than one way.")
+    seeds = sorted({seed for _, seed in found})
     table = Table("seed", *(f"{name}\n{', '.join(way)}" for name in BLENDS for way in ways))
     for seed in seeds:
-        values = [found[way, seed][name] for name in BLENDS for way in ways]
-        table.add_row(str(seed), *(f"{value:.2f}" for value in values))
+        lines = [found.get((way, seed), {}) for way in ways]
+        values = [line.get(name) for name in BLENDS for line in lines]
+        table.add_row(str(seed), *("" if value is None else f"{value:.2f}" for value in values))
     Console(width=120).print(table)
     for name in BLENDS:
         for way in ways[1:]:
-            gaps = [found[way, seed][name] - found[ways[0], seed][name] for seed in seeds]
-            print(
-                f"{name}: {', '.join(way)} against {', '.join(ways[0])}: "
-                f"{np.mean(gaps):+.2f}, mean of {len(seeds)} seeds"
-            )
+            both = [seed for seed in seeds if (way, seed) in found and (ways[0], seed) in found]
+            if both:
+                gaps = [found[way, seed][name] - found[ways[0], seed][name] for seed in both]
+                print(
+                    f"{name}: {', '.join(way)} against {', '.join(ways[0])}: "
+                    f"{np.mean(gaps):+.2f}, mean of {len(both)} seeds"
+                )
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -50,7 +50,7 @@ def work(size: Size, batch: int = BATCH, labels: int = LABELS) -> Work:
     Operations are those of matrix products, two for each multiplication and addition; what goes
     element by element is not counted. Bytes are what no cache can spare: weights and both moments
     come and go, the batch, the labels and the projection come. So a step that reads the weights
-    more than once, as this one does, lies further below the roof.
+    more than once and keeps copies of them, as this one does, lies further below the roof.
     """
     tokens, width, heads, dim = size
     parts = RANK + 2  # eight, which tensor cores multiply at once

@@ -3,7 +3,8 @@
     python -m benchmarks.step [--device cpu] [--rounds 6]
 
 ViT-B/32 sizes (50 tokens of 768), batch 32, 100 labels. The plain reference computes every token
-of the block and steps with torch's default AdamW.
+of the block and steps with torch's default AdamW. Products are in bfloat16 on a processor that
+knows it (`light.py`); the last line of each size is in float32 on any.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 from anytimecl.backbone.spec import Preprocess, Spec, TailSpec
 from anytimecl.backbone.trunk import block
 from anytimecl.learner import Batch, Learner, LearnerConfig
+from anytimecl.light import Precision
 from anytimecl.loss import anytime_loss
 from anytimecl.tail import Seen, Tokens, normalise
 
@@ -92,10 +94,15 @@ def timed(steps: dict[str, Callable[[], None]], rounds: int, device: str) -> dic
 
 
 def our_step(
-    spec: Spec, tail: dict[str, Tensor], context: Tensor | Seen, target: Tensor, vectors: Tensor
+    spec: Spec,
+    tail: dict[str, Tensor],
+    context: Tensor | Seen,
+    target: Tensor,
+    vectors: Tensor,
+    precision: Precision = "auto",
 ) -> Callable[[], None]:
     """What `Student` does once the batch is decoded."""
-    learner = Learner(spec, tail, LearnerConfig())
+    learner = Learner(spec, tail, LearnerConfig(precision=precision))
     rows = torch.arange(len(vectors), device=vectors.device)
     batch = Batch(context, target, vectors, rows)
     return lambda: learner.apply(learner.look_ahead(batch))
@@ -111,13 +118,13 @@ def compare(title: str, count: int, device: str, rounds: int) -> None:
     target = torch.arange(BATCH, device=device)
     own, mean = normalise(tokens[:, 0], 1e-5), draw(BATCH, 768)
     low = Tokens.low_rank(own, mean, draw(BATCH, 5, 768), draw(BATCH, count - 1, 5))
+    seen = Seen(tokens[:, 0], low)
     taken = timed(
         {
             "plain full block": plain_step(spec, tail, tokens, target, vectors),
             "single query, full tokens": our_step(spec, tail, tokens, target, vectors),
-            "single query, compressed": our_step(
-                spec, tail, Seen(tokens[:, 0], low), target, vectors
-            ),
+            "single query, compressed": our_step(spec, tail, seen, target, vectors),
+            "the same in float32": our_step(spec, tail, seen, target, vectors, "float32"),
         },
         rounds,
         device,

@@ -11,6 +11,7 @@ from tests.helpers import FAST, lesson, model, settings, taught
 from torch import Tensor
 
 from anytimecl import stream
+from anytimecl.light import Precision
 from anytimecl.settings import Settings
 from anytimecl.stream import StreamLearner
 from anytimecl.student import Student
@@ -87,16 +88,21 @@ def compressed() -> tuple[Seen, Seen]:
     return Seen(cls, low), Seen(cls, Tokens(low.coefficients @ low.parts))
 
 
-def learned_from(seen: Seen, device: str = "cpu", **options: bool) -> dict[str, Tensor]:
-    """What a stream of these examples leaves behind."""
+def learned_from(
+    seen: Seen, device: str = "cpu", precision: Precision = "auto", compiled: bool = False
+) -> dict[str, Tensor]:
+    """What a stream of these examples leaves behind; copies are of their weights."""
     backbone, labels = model(), [lesson(number)[1] for number in range(COUNT)]
     vectors = {label: backbone.embed_labels([label])[0].to(device) for label in set(labels)}
     tail = {name: value.to(device) for name, value in backbone.tail.items()}
     examples = seen.map(lambda tensor: tensor.to(device))
+    chosen = settings(seed=2, learner=dataclasses.replace(FAST, precision=precision))
     learner = StreamLearner(
-        backbone.spec, tail, settings(seed=2), examples, labels, vectors, **options
+        backbone.spec, tail, chosen, examples, labels, vectors, compiled=compiled
     )
     learner.learn(range(COUNT))
+    for name, value in learner.learner.light.items():
+        assert torch.equal(value, learner.learner.params[name].bfloat16()), name
     return learner.learner.state()
 
 
@@ -116,8 +122,22 @@ def test_a_gpu_learns_the_same_from_compressed_examples(
     monkeypatch.setattr(stream, "_tensor_cores", contextlib.nullcontext)
     seen, _ = compressed()
     expected = learned_from(seen)
-    for name, value in learned_from(seen, "cuda", compiled=compiled).items():
+    found = learned_from(seen, "cuda", precision="float32", compiled=compiled)
+    for name, value in found.items():
         torch.testing.assert_close(value.cpu(), expected[name], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="There is no GPU to capture a graph on.")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # the compiler's
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gpu_learns_nearly_the_same_in_bfloat16(compiled: bool) -> None:
+    seen, _ = compressed()
+    expected = learned_from(seen, precision="bfloat16")
+    found = learned_from(seen, "cuda", precision="bfloat16", compiled=compiled)
+    for name in (name for name in found if name.startswith("weights.layers")):
+        start = model().tail[name.removeprefix("weights.")]
+        moved, off = expected[name] - start, found[name].cpu() - expected[name]
+        assert off.norm() < 0.5 * moved.norm() or name.endswith("k_proj.bias"), name
 
 
 def test_learning_nothing_changes_nothing() -> None:

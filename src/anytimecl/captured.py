@@ -18,7 +18,7 @@ from torch import Tensor
 from anytimecl.codec import Codec
 from anytimecl.learner import Batch, Learner, Update
 from anytimecl.tail import Seen, pick
-from anytimecl.thin import Question, Step, supports, thin_step
+from anytimecl.thin import Question, Step, thin_step
 
 KEPT_BYTES = 1 << 31  # of decoded examples, and never more than a quarter of what is free
 PARTS = 18  # of a compressed example: as many as our codec keeps
@@ -127,8 +127,7 @@ class CapturedStep:
     @staticmethod
     def suits(learner: Learner) -> bool:
         """Whether this learner takes the step that is written out, and on the GPU in use."""
-        plain = type(learner) is Learner and learner.config.tune == "block"
-        if not plain or not learner.other.is_cuda or not supports(learner.spec.tail):
+        if not learner.written_out or not learner.other.is_cuda:
             return False
         return learner.other.device.index == torch.cuda.current_device()
 

@@ -341,6 +341,7 @@ class AnytimeClassifier(Closing):
             if not count:
                 return Forgotten(0, clean=True)
             self._last_asked = None
+            self._snapshot.clear()
             if isinstance(self._codec, ImageBytes):
                 self._codec.clear()
             if not self._keeper.keeps:
@@ -538,6 +539,7 @@ class AnytimeClassifier(Closing):
     def _replace(self, student: Student) -> None:
         with self._lock.writing():
             self._student = student
+            self._snapshot.clear()
         self._lock.torn = False
 
     def _catch_up(self) -> None:

@@ -120,13 +120,13 @@ class AdamW:
                 rates = (lr, *BETAS, EPSILON, self.weight_decay)
                 fused_step(gradient, *state, light.get(name), count, rates)
             else:
-                self._one(gradient, *state, light.get(name), lr, count)
+                self._on_cpu(gradient, *state, light.get(name), lr, count)
         self._adamw(plain, lr, count)
         for name in gradients.keys() & light.keys():
             if isinstance(gradients[name], Tensor):
                 light[name].copy_(parameters[name])
 
-    def _one(
+    def _on_cpu(
         self,
         gradient: Thin,
         parameter: Tensor,
@@ -136,7 +136,7 @@ class AdamW:
         lr: float,
         count: Tensor,
     ) -> None:
-        """A weight on a CPU: what is worked out is used while the cache still has it."""
+        """One weight: what is worked out is used while the cache still has it."""
         if light is not None:
             gradient = gradient.to(light.dtype)
         whole = gradient.whole(self._room(parameter.shape, gradient.left.dtype))
@@ -187,15 +187,17 @@ class Learner:
             name: value.clone() if name.startswith("layers.") else value
             for name, value in self.original.items()
         }
-        self.light = self._light()  # what stands for some of them in the products of a step
+        # What stands for some of them in the products of a step.
+        self.light = copies(self.params, config.precision) if self.written_out else {}
         some = next(iter(self.params.values()))
         self.other = some.new_zeros(())  # the logit of "other", in units of a cosine
         self.shifts = some.new_zeros(0, spec.dim)  # [label, dim], of a trainable classifier
         self.optimiser = AdamW(self.trainable(), config.weight_decay)
 
-    def _light(self) -> dict[str, Tensor]:
-        written_out = self.config.tune == "block" and supports(self.spec.tail)
-        return copies(self.params, self.config.precision) if written_out else {}
+    @property
+    def written_out(self) -> bool:
+        """Whether a step of this learner is the one in `thin.py`; autograd takes the others."""
+        return self.config.tune == "block" and supports(self.spec.tail)
 
     @property
     def working(self) -> dict[str, Tensor]:
@@ -214,18 +216,15 @@ class Learner:
 
         From now on each is a view of its part.
         """
-        for weights in (self.params, self.light):
-            if weights:
-                whole = torch.cat([weights[name] for name in names])
-                weights |= dict(zip(names, whole.chunk(len(names)), strict=True))
+        weights = self.light or self.params
+        whole = torch.cat([weights[name] for name in names])
+        weights |= dict(zip(names, whole.chunk(len(names)), strict=True))
         return whole
 
     def still(self) -> Learner:
         """As it is now, to answer from while this one goes on learning."""
-        found = copy.copy(self)
-        found.params = self.params | {
-            name: value.clone() for name, value in self.params.items() if name.startswith("layers.")
-        }
+        found, mine = copy.copy(self), self.trainable()
+        found.params = {n: p.clone() if n in mine else p for n, p in self.params.items()}
         found.other, found.shifts = self.other.clone(), self.shifts.clone()
         return found
 
@@ -252,7 +251,7 @@ class Learner:
 
     def look_ahead(self, batch: Batch) -> Update:
         """Forward and backward; nothing changes, so predictions may go on meanwhile."""
-        if self.config.tune == "block" and supports(self.spec.tail):
+        if self.written_out:
             step = thin_step(self.working, self.other, self.spec.tail, self.question(batch))
             return Update(step.logits, {**step.matrices, **step.vectors})
         return self._by_autograd(batch)

@@ -16,7 +16,7 @@ from anytimecl.sampling import SAMPLERS
 
 @dataclass(frozen=True)
 class Settings:
-    """Fixed when a memory is created, except for the blend.
+    """Fixed when a memory is created, except for the blend and the learner's precision.
 
     >>> Settings.from_json(Settings(seed=3).to_json()).seed
     3
@@ -61,11 +61,13 @@ class Settings:
             ) from error
 
     def agreed(self, asked: Settings | None) -> Settings:
-        """These settings, with the blend that is asked for; anything else must be the same."""
+        """These settings, with the blend and the precision asked for; all else is fixed."""
         if asked is None:
             return self
+        learner = dataclasses.replace(self.learner, precision=asked.learner.precision)
+        mine = dataclasses.replace(self, learner=learner)
         for item in dataclasses.fields(Settings):
-            was, now = getattr(self, item.name), getattr(asked, item.name)
+            was, now = getattr(mine, item.name), getattr(asked, item.name)
             if was != now and item.name != "blend":
                 raise StoreError(
                     f"This memory was made with {item.name}={was!r}, not {now!r}. Open it without "

@@ -5,10 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 
 from anytimecl.learner import Learner
+
+
+class _Kept(NamedTuple):
+    of: Learner
+    turn: int
+    still: Learner
 
 
 class Snapshot:
@@ -24,7 +31,7 @@ class Snapshot:
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._learners = torch.cuda.current_stream(device)
-        self._kept: tuple[Learner, int, Learner] | None = None
+        self._kept: _Kept | None = None
         self._taking = threading.Lock()
 
     @contextmanager
@@ -38,19 +45,25 @@ class Snapshot:
             yield
 
     def of(self, learner: Learner, turn: int) -> Learner:
-        """As it is at this turn of its lock, which the caller holds."""
-        if self._stream is None:
+        """As it is at this turn of its lock, which the caller holds.
+
+        Whoever is not `predicting` is in the learner's stream, and gets the learner itself.
+        """
+        if self._stream is None or torch.cuda.current_stream(self._stream.device) != self._stream:
             return learner
         with self._taking:
-            if self._kept is None or self._kept[0] is not learner or self._kept[1] != turn:
-                self._kept = learner, turn, self._copy(learner)
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._learners)
-            return self._kept[2]
+            if self._kept is None or self._kept.of is not learner or self._kept.turn != turn:
+                self._kept = _Kept(learner, turn, self._copy(learner, self._stream))
+            return self._kept.still
 
-    def _copy(self, learner: Learner) -> Learner:
-        assert self._stream is not None
+    def clear(self) -> None:
+        """Nothing of what was learned may stay."""
+        self._kept = None
+
+    def _copy(self, learner: Learner, stream: torch.cuda.Stream) -> Learner:
         with torch.cuda.stream(self._learners):
             still = learner.still()
+        stream.wait_stream(self._learners)
         for tensor in still.trainable().values():
-            tensor.record_stream(self._stream)  # it may be read there when nobody here knows it
+            tensor.record_stream(stream)  # it may be read there when nobody here knows it
         return still

@@ -27,7 +27,7 @@ from anytimecl.learner import Batch, Learner
 from anytimecl.sampling import SAMPLERS
 from anytimecl.settings import Settings
 from anytimecl.tail import Params, Seen, Tokens, look, pick
-from anytimecl.thin import Gradients, Half, Thin, early_step, late_step, supports
+from anytimecl.thin import Gradients, Half, Thin, early_step, late_step
 
 STRETCH = 2048  # steps whose draws are made ahead; the device works on one stretch meanwhile
 _CHUNK = 256  # examples that the original model looks at in one go
@@ -46,7 +46,8 @@ class StreamLearner:
 
     `examples` are the tokens [example, token, width] of all of them, or what a one-block tail sees
     of them; `labels` their labels; `vectors` the embedding of each label. With `compiled` a GPU's
-    step takes less time, after some seconds of compiling: for streams of tens of thousands.
+    step takes less time, after some seconds of compiling: for streams of tens of thousands. Then
+    "auto" precision is bfloat16; otherwise a GPU's products are in TF32.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class StreamLearner:
     ) -> None:
         self._compiled = compiled and next(iter(tail.values())).is_cuda
         config = settings.learner
-        if self._compiled and config.precision == "auto" and torch.cuda.is_bf16_supported():
+        if self._compiled and config.precision == "auto" and torch.cuda.is_bf16_supported(False):
             # Once a compiler has been over them, conversions cost nothing.
             config = dataclasses.replace(config, precision="bfloat16")
         self.learner = Learner(spec, tail, config)
@@ -179,7 +180,7 @@ class StreamLearner:
         if self._target.device.type != "cuda":
             return self._one
         one = self._one
-        if self._settings.learner.tune == "block" and supports(self.learner.spec.tail):
+        if self.learner.written_out:
             one = self._in_halves()
         kept = [t.clone() for t in self._changing()]
         with _tensor_cores():

@@ -1,7 +1,8 @@
 """Everything that learning changes, and the one way in which an example changes it.
 
 A student depends on nothing but the backbone, the settings and the memory's journal. The same
-journal gives the same student, bit for bit, whether it is lived through or repeated after a crash.
+journal gives the same student, bit for bit, whether it is lived through or repeated after a crash,
+on one machine: another may round otherwise.
 (Candidates that were never seen make an exception: their vectors may have been worked out beside
 others, which a text side rounds otherwise.)
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -154,8 +155,10 @@ class Student:
             self.learner.restore(copy.state())
             self.event = event
 
-    def forget(self, examples: Iterable[int]) -> None:
+    def forget(self, examples: Sequence[int]) -> None:
         """Examples are gone; a label that has none left was never seen."""
+        if not examples:
+            return
         with self.lock.writing():
             if self._captured is not None:
                 self._captured.clear()

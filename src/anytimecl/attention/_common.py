@@ -102,8 +102,8 @@ def back_across(d: Tensor, weight: Tensor) -> Tensor:
     """`d @ weight`: the way back through a linear layer.
 
     On a CPU by rows of the weight, in two halves that are added: so each thread reads the rows that
-    it will update. Where cores are far apart, a weight that all had to read takes five times as
-    long to change. There are always two halves, and so the rounding is always the same.
+    it will update. Where cores are far apart, a weight that all had to read takes much longer to
+    change. There are always two halves, and so the rounding is always the same.
     """
     if d.is_cuda or len(d) > _THIN or len(weight) % 2:
         return across(d, weight.T)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from anytimecl.backbone import Backbone
 from anytimecl.backbone.spec import Spec
-from anytimecl.learner import BETAS, EPSILON, Batch, Learner, LearnerConfig, Update
+from anytimecl.learner import BETAS, EPSILON, Learner, LearnerConfig, Update
 from anytimecl.settings import Settings
 from anytimecl.stream import StreamLearner
 from anytimecl.tail import Params, Seen
@@ -85,17 +85,17 @@ class JointLearner(Learner):
         rates: LayerRates | None = None,
     ) -> None:
         super().__init__(spec, tail, config)
-        self.light = {}  # autograd takes the weights themselves
         self.params[LAYER] = self.original[LAYER].clone()
         self.rates = rates or LayerRates()
+
+    @property
+    def written_out(self) -> bool:
+        """The step that is written out knows nothing of the layer."""
+        return False
 
     def trainable(self) -> dict[str, Tensor]:
         """What learning changes, by name."""
         return super().trainable() | {LAYER: self.params[LAYER]}
-
-    def look_ahead(self, batch: Batch) -> Update:
-        """Forward and backward; the step that is written out knows nothing of the layer."""
-        return self._by_autograd(batch)
 
     def apply(self, update: Update) -> None:
         """The online step."""
@@ -149,6 +149,3 @@ class EncoderStream(StreamLearner):
 
     def _update(self, gradients: Mapping[str, Tensor | Thin]) -> None:
         self.learner.update(gradients, self._count)
-
-    def _in_halves(self) -> Callable[[], None]:
-        return self._one  # the step that is written out knows nothing of the layer
