@@ -62,8 +62,10 @@ def test_no_update_waits_for_a_prediction() -> None:
     learner.apply(learner.look_ahead(batch))
     torch.cuda.current_stream().synchronize()
     assert not over.query()
-    assert snapshot.of(learner, 0) is still
-    assert snapshot.of(learner, 1) is not still
+    assert snapshot.of(learner, 0) is learner  # in its own stream
+    with snapshot.predicting():
+        assert snapshot.of(learner, 0) is still
+        assert snapshot.of(learner, 1) not in (still, learner)
 
 
 def test_on_a_cpu_it_is_the_learner_itself() -> None:

@@ -183,7 +183,7 @@ class StreamLearner:
         if self.learner.written_out:
             one = self._in_halves()
         kept = [t.clone() for t in self._changing()]
-        with _tensor_cores():
+        with _tensor_cores(), _one_of_many():
             replay = capture(one)
         for tensor, before in zip(self._changing(), kept, strict=True):
             tensor.copy_(before)
@@ -281,6 +281,15 @@ def _tensor_cores() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def _one_of_many() -> Iterator[None]:
+    """A compiler that gives up on what it had to compile often; here each stream has its sizes."""
+    from torch import _dynamo  # takes a second to import
+
+    with _dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16):
+        yield
 
 
 def _resident(examples: Tensor | Seen, spec: Spec) -> Tensor | Seen:
