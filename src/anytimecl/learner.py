@@ -88,7 +88,7 @@ class AdamW:
             n: (torch.zeros_like(p), torch.zeros_like(p)) for n, p in parameters.items()
         }
         # Fresh memory for large gradients would cost a CPU more than working them out.
-        self._rooms: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
+        self._rooms: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def step(
         self,
@@ -170,10 +170,11 @@ class AdamW:
         )
 
     def _room(self, shape: torch.Size, kind: torch.dtype) -> Tensor:
-        key = (shape, kind)
+        """For whoever comes next: the fewer there are, the more of them a cache holds."""
+        key = (shape.numel(), kind)
         if key not in self._rooms:
-            self._rooms[key] = torch.empty(shape, dtype=kind)
-        return self._rooms[key]
+            self._rooms[key] = torch.empty(shape.numel(), dtype=kind)
+        return self._rooms[key].view(shape)
 
 
 class Learner:
