@@ -285,7 +285,7 @@ def _tensor_cores() -> Iterator[None]:
 
 @contextmanager
 def _one_of_many() -> Iterator[None]:
-    """A compiler that gives up on what it had to compile often; here each stream has its sizes."""
+    """Every stream has sizes of its own, and a compiler gives up on what it met in too many."""
     from torch import _dynamo  # takes a second to import
 
     with _dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16):

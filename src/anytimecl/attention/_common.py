@@ -107,6 +107,6 @@ def back_across(d: Tensor, weight: Tensor) -> Tensor:
     """
     if d.is_cuda or len(d) > _THIN or len(weight) % 2:
         return across(d, weight.T)
-    halves = d.to(weight.dtype).view(len(d), 2, -1).transpose(0, 1)
+    halves = d.to(weight.dtype).reshape(len(d), 2, -1).transpose(0, 1)
     found = torch.bmm(halves, weight.view(2, -1, weight.shape[1]))
     return found[0].to(d.dtype).add_(found[1])
