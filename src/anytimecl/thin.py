@@ -22,16 +22,21 @@ from anytimecl.tail import Params, Seen
 
 
 class Thin(NamedTuple):
-    """The gradient of a weight: for each head its rows are `left^T @ right`."""
+    """The gradient of a weight: for each head its rows are `left^T @ right`.
+
+    Each may be in bfloat16.
+    """
 
     left: Tensor  # [batch, head, row]
-    right: Tensor  # [batch, head, column]; one head for an ordinary weight; may be in bfloat16
+    right: Tensor  # [batch, head, column]; one head for an ordinary weight
 
     def whole(self, room: Tensor | None = None) -> Tensor:
         """Multiplied out, [head * row, column], into `room` where there is one."""
         left, right = self.left.permute(1, 2, 0), self.right.transpose(0, 1)
         if room is None:
-            return torch.bmm(left, right.to(left.dtype)).flatten(0, 1)
+            return torch.bmm(_heavy(left), _heavy(right)).flatten(0, 1)
+        if len(left) == 1 and room.dtype == torch.bfloat16:
+            return torch.mm(left[0], right[0], out=room)
         threads = torch.get_num_threads()
         if len(left) == 1 and left.shape[1] % threads == 0:
             # Each thread makes the rows that it will use: cores may be far from one another.
@@ -101,9 +106,11 @@ def late_step(
     attended_out = linear(p, "self_attn.out_proj", attended.values)
     scale1, scale2 = p.get("layer_scale1.lambda1"), p.get("layer_scale2.lambda1")
     x1 = asked.seen.cls + (attended_out if scale1 is None else attended_out * scale1)
+    kind = p["mlp.fc1.weight"].dtype
     hidden_in, *met2 = _norm(p, "layer_norm2", x1, spec.norm_eps)
+    hidden_in = hidden_in.to(kind)
     hidden = linear(p, "mlp.fc1", hidden_in)
-    active = activate(spec, hidden)
+    active = activate(spec, hidden).to(kind)
     out = linear(p, "mlp.fc2", active)
     x2 = x1 + (out if scale2 is None else out * scale2)
     last, *met3 = _norm(p, "post_layernorm", x2, spec.norm_eps)
@@ -119,11 +126,16 @@ def late_step(
     d_last = d_features if projection is None else across(d_features, projection.T)
     d_x2, _, _ = _norm_gradient(p, "post_layernorm", d_last, x2, met3)
     d_out = d_x2 if scale2 is None else d_x2 * scale2
-    d_hidden = _activation_gradient(spec, hidden, back_across(d_out, p["mlp.fc2.weight"]))
-    d_hidden_in = back_across(d_hidden, p["mlp.fc1.weight"])
+    light_d_out = d_out.to(kind)
+    d_hidden = _activation_gradient(spec, hidden, back_across(light_d_out, p["mlp.fc2.weight"]))
+    light_d_hidden = d_hidden.to(kind)
+    d_hidden_in = back_across(light_d_hidden, p["mlp.fc1.weight"])
     d_normed, d_gain, d_shift = _norm_gradient(p, "layer_norm2", d_hidden_in, x1, met2)
     d_x1 = d_x2 + d_normed
-    matrices = {"mlp.fc1": _thin(d_hidden, hidden_in), "mlp.fc2": _thin(d_out, active)}
+    matrices = {
+        "mlp.fc1": _thin(light_d_hidden, hidden_in),
+        "mlp.fc2": _thin(light_d_out, active),
+    }
     vectors = {
         "layer_norm2.weight": d_gain,
         "layer_norm2.bias": d_shift,
@@ -219,6 +231,10 @@ def _norm_gradient(
         d, x, x.shape[-1:], *met, gain, shift, [True, True, True]
     )
     return found
+
+
+def _heavy(x: Tensor) -> Tensor:
+    return x.float() if x.dtype == torch.bfloat16 else x
 
 
 def _thin(left: Tensor, right: Tensor) -> Thin:
