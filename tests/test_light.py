@@ -10,10 +10,11 @@ import torch
 from tests.helpers import FAST, LABELS, changed, differing, knowledge, lessons, model, settings
 from tests.test_captured import compressed
 from tests.test_learner import CONFIG, batch_of, learner_of
+from tests.test_thin import back_the_same
 from torch import Tensor
 
 from anytimecl import light
-from anytimecl.attention import STACKED, back_across
+from anytimecl.attention import STACKED
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.learner import AdamW, Batch, Learner, LearnerConfig
 from anytimecl.light import copies
@@ -146,16 +147,9 @@ def test_an_unknown_precision_is_refused() -> None:
 def test_the_way_back_is_the_same_whatever_the_threads(threads: int) -> None:
     random = torch.Generator().manual_seed(0)
     weight, d = torch.randn(64, 48, generator=random), torch.randn(6, 64, generator=random)
-    copy = weight.bfloat16()
-    alone = back_across(d, copy)
-    assert alone.dtype == torch.float32
-    torch.testing.assert_close(alone, d @ weight, atol=0.2, rtol=0.02)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        assert torch.equal(back_across(d, copy), alone)
-    finally:
-        torch.set_num_threads(before)
+    found = back_the_same(d, weight.bfloat16(), threads)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, d @ weight, atol=0.2, rtol=0.02)
 
 
 @pytest.mark.parametrize("kind", [Learner, JointLearner])
