@@ -137,10 +137,8 @@ class AdamW:
         count: Tensor,
     ) -> None:
         """One weight: what is worked out is used while the cache still has it."""
-        if light is not None:
-            gradient = gradient.to(light.dtype)
         whole = gradient.whole(self._room(parameter.shape, gradient.left.dtype))
-        if light is not None:
+        if whole.dtype != parameter.dtype:
             whole = self._room(parameter.shape, parameter.dtype).copy_(whole)
         self._adamw([(whole, parameter, first, second)], lr, count)
         if light is not None:

@@ -117,8 +117,13 @@ def look(tokens: Tensor, eps: float) -> Seen:
 
 
 def normalise(x: Tensor, eps: float) -> Tensor:
-    """A layer norm without its affine."""
-    return F.layer_norm(x, x.shape[-1:], eps=eps)
+    """A layer norm without its affine.
+
+    On a CPU as the norm of a single group, which gives the same in less than half the time.
+    """
+    if x.is_cuda:
+        return F.layer_norm(x, x.shape[-1:], eps=eps)
+    return F.group_norm(x.reshape(-1, x.shape[-1], 1), 1, eps=eps).view(x.shape)
 
 
 def single_query_block(params: Params, spec: TailSpec, seen: Seen) -> Tensor:

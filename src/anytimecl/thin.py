@@ -15,17 +15,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from anytimecl.attention import Attended, across, attend, back_across, come_back, linear
+from anytimecl.attention import Attended, across, attend, back_across, come_back, heavy, linear
 from anytimecl.backbone.spec import TailSpec
 from anytimecl.backbone.trunk import activate
 from anytimecl.tail import Params, Seen
 
 
 class Thin(NamedTuple):
-    """The gradient of a weight: for each head its rows are `left^T @ right`.
-
-    Each may be in bfloat16.
-    """
+    """The gradient of a weight: for each head its rows are `left^T @ right`."""
 
     left: Tensor  # [batch, head, row]
     right: Tensor  # [batch, head, column]; one head for an ordinary weight
@@ -34,7 +31,7 @@ class Thin(NamedTuple):
         """Multiplied out, [head * row, column], into `room` where there is one."""
         left, right = self.left.permute(1, 2, 0), self.right.transpose(0, 1)
         if room is None:
-            return torch.bmm(_heavy(left), _heavy(right)).flatten(0, 1)
+            return torch.bmm(heavy(left), heavy(right)).flatten(0, 1)
         if len(left) == 1 and room.dtype == torch.bfloat16:
             return torch.mm(left[0], right[0], out=room)
         threads = torch.get_num_threads()
@@ -43,10 +40,6 @@ class Thin(NamedTuple):
             left, right = left.view(threads, -1, left.shape[2]), right.expand(threads, -1, -1)
         torch.bmm(left, right, out=room.view(len(left), -1, room.shape[1]))
         return room
-
-    def to(self, kind: torch.dtype) -> Thin:
-        """In another precision."""
-        return Thin(self.left.to(kind), self.right.to(kind))
 
 
 class Step(NamedTuple):
@@ -153,21 +146,23 @@ def early_step(params: Params, spec: TailSpec, seen: Seen, half: Half) -> Gradie
     """The rest of the way back, through the attention."""
     p = _own_names(params, spec)
     was, out, d_x1 = half
+    kind = was.values.dtype
     scale1 = p.get("layer_scale1.lambda1")
     d_out = d_x1 if scale1 is None else d_x1 * scale1
-    d_flat = back_across(d_out, p["self_attn.out_proj.weight"])
-    d_values = d_flat.view(was.query.shape)
+    light_d_out = d_out.to(kind)
+    d_flat = back_across(light_d_out, p["self_attn.out_proj.weight"])
+    d_values = d_flat.to(kind).view(was.query.shape)
     back = come_back(p, spec, seen.tokens, was, d_values)
     matrices = {
         "self_attn.q_proj": _thin(back.d_query, was.asked),
         "self_attn.k_proj": Thin(was.query, back.d_met),
         "self_attn.v_proj": Thin(d_values, back.read),
-        "self_attn.out_proj": _thin(d_out, was.values),
+        "self_attn.out_proj": _thin(light_d_out, was.values),
     }
     vectors = {
         "layer_norm1.weight": back.d_gain,
         "layer_norm1.bias": back.d_shift,
-        "self_attn.q_proj.bias": back.d_query.sum(0),
+        "self_attn.q_proj.bias": heavy(back.d_query).sum(0),
         "self_attn.v_proj.bias": d_flat.sum(0),
         "self_attn.out_proj.bias": d_out.sum(0),
     }
@@ -231,10 +226,6 @@ def _norm_gradient(
         d, x, x.shape[-1:], *met, gain, shift, [True, True, True]
     )
     return found
-
-
-def _heavy(x: Tensor) -> Tensor:
-    return x.float() if x.dtype == torch.bfloat16 else x
 
 
 def _thin(left: Tensor, right: Tensor) -> Thin:

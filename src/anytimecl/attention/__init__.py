@@ -20,7 +20,7 @@ from types import ModuleType
 from torch import Tensor
 
 from anytimecl.attention import parts, stacked, whole
-from anytimecl.attention._common import Attended, Returned, across, back_across, linear
+from anytimecl.attention._common import Attended, Returned, across, back_across, heavy, linear
 from anytimecl.attention.stacked import STACKED
 from anytimecl.backbone.spec import TailSpec
 from anytimecl.tail import Tokens
@@ -33,6 +33,7 @@ __all__ = [
     "attend",
     "back_across",
     "come_back",
+    "heavy",
     "linear",
 ]
 

@@ -17,7 +17,10 @@ _ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 
 class Attended(NamedTuple):
-    """What one query read, and what the way back needs of the way forward."""
+    """What one query read, and what the way back needs of the way forward.
+
+    What will be multiplied with weights is in their precision already.
+    """
 
     values: Tensor  # [batch, width]
     query: Tensor  # [batch, head, depth], scaled
@@ -43,8 +46,8 @@ def scale(spec: TailSpec) -> float:
 
 def query_of(p: Mapping[str, Tensor], spec: TailSpec, own: Tensor) -> Tensor:
     """[batch, head, depth], scaled, of the class token [batch, width]."""
-    query = linear(p, "self_attn.q_proj", own)
-    return query.view(len(query), spec.heads, -1) * scale(spec)
+    query = linear(p, "self_attn.q_proj", own) * scale(spec)
+    return query.to(own.dtype).view(len(query), spec.heads, -1)
 
 
 def heads_of(p: Mapping[str, Tensor], spec: TailSpec) -> tuple[Tensor, Tensor]:
@@ -54,14 +57,36 @@ def heads_of(p: Mapping[str, Tensor], spec: TailSpec) -> tuple[Tensor, Tensor]:
     return w_k.view(shape), w_v.view(shape)
 
 
+def values_of(p: Mapping[str, Tensor], read: Tensor, w_v: Tensor) -> Tensor:
+    """[batch, width], of what the heads have read, [batch, head, width]."""
+    values = each_head(read, w_v.mT).flatten(1) + p["self_attn.v_proj.bias"]
+    return values.to(w_v.dtype)
+
+
 def each_head(x: Tensor, matrices: Tensor) -> Tensor:
-    """[batch, head, a] and [head, a, b] to [batch, head, b], in the precision of the matrices."""
-    return torch.bmm(x.to(matrices.dtype).transpose(0, 1), matrices).transpose(0, 1)
+    """[batch, head, a] and [head, a, b] to [batch, head, b]."""
+    return torch.bmm(x.transpose(0, 1), matrices).transpose(0, 1)
 
 
 def softmax_gradient(weights: Tensor, d: Tensor) -> Tensor:
     """By the scores, from the gradient by the weights."""
     return weights * (d - (weights * d).sum(-1, keepdim=True))
+
+
+def total(x: Tensor) -> Tensor:
+    """[batch, head, width] over images and heads: [width].
+
+    In bfloat16 as a product, which adds up in float32 what a sum would convert first.
+    """
+    if x.is_cuda or x.dtype != torch.bfloat16:
+        return heavy(x).sum((0, 1))
+    rows = x.transpose(0, 1).flatten(0, 1)
+    return heavy(rows.new_ones(1, len(rows)) @ rows)[0]
+
+
+def heavy(x: Tensor) -> Tensor:
+    """Out of bfloat16."""
+    return x.float() if x.dtype == torch.bfloat16 else x
 
 
 def with_affine(tokens: Tokens, gain: Tensor, shift: Tensor) -> Tensor:

@@ -19,15 +19,15 @@ from anytimecl.tail import Tokens
 def attend(p: Mapping[str, Tensor], spec: TailSpec, tokens: Tokens) -> Attended:
     """The way forward."""
     w_k, w_v = c.heads_of(p, spec)
-    affine = c.with_affine(tokens, p["layer_norm1.weight"], p["layer_norm1.bias"])
-    query = c.query_of(p, spec, affine[:, 0])
-    light = affine.to(w_k.dtype)
+    affine = c.with_affine(tokens, p["layer_norm1.weight"], p["layer_norm1.bias"]).to(w_k.dtype)
+    own = affine[:, 0]
+    query = c.query_of(p, spec, own)
     met = c.each_head(query, w_k)  # [batch, head, width], the query as the parts meet it
-    weights = tokens.of_parts((met @ light.mT).to(affine.dtype)).softmax(-1)
-    shares = tokens.to_parts(weights).to(light.dtype)  # [batch, head, part]
-    read = shares @ light
-    values = c.each_head(read, w_v.mT).flatten(1) + p["self_attn.v_proj.bias"]
-    return Attended(values, query, affine[:, 0], weights, (light, met, shares, read))
+    weights = tokens.of_parts(c.heavy(met @ affine.mT)).softmax(-1)
+    shares = tokens.to_parts(weights).to(affine.dtype)  # [batch, head, part]
+    read = shares @ affine
+    values = c.values_of(p, read, w_v)
+    return Attended(values, query, own, weights, (affine, met, shares, read))
 
 
 def come_back(
@@ -35,12 +35,12 @@ def come_back(
 ) -> Returned:
     """The way back."""
     w_k, w_v = c.heads_of(p, spec)
-    light, met, shares, read = was.kept
+    affine, met, shares, read = was.kept
     d_read = c.each_head(d_values, w_v)
-    d_weights = tokens.of_parts((d_read @ light.mT).to(d_values.dtype))
-    d_shares = tokens.to_parts(c.softmax_gradient(was.weights, d_weights)).to(light.dtype)
-    d_met = d_shares @ light
-    d_query = c.each_head(d_met, w_k.mT).flatten(1).to(d_values.dtype) * c.scale(spec)
-    d_affine = torch.baddbmm(shares.mT @ d_read, d_shares.mT, met).to(d_values.dtype)
+    d_weights = tokens.of_parts(c.heavy(d_read @ affine.mT))
+    d_shares = tokens.to_parts(c.softmax_gradient(was.weights, d_weights)).to(affine.dtype)
+    d_met = d_shares @ affine
+    d_query = c.each_head(d_met, w_k.mT).flatten(1) * c.scale(spec)
+    d_affine = c.heavy(torch.baddbmm(shares.mT @ d_read, d_shares.mT, met))
     d_affine[:, 0] += c.back_across(d_query, p["self_attn.q_proj.weight"])
     return Returned(d_query, d_met, read, *c.affine_gradients(tokens, d_affine))

@@ -21,14 +21,14 @@ def attend(p: Mapping[str, Tensor], spec: TailSpec, tokens: Tokens) -> Attended:
     """The way forward."""
     gain, shift = p["layer_norm1.weight"], p["layer_norm1.bias"]
     w_k, w_v = c.heads_of(p, spec)
-    own = torch.addcmul(shift, tokens.parts[:, 0], gain)
+    own = torch.addcmul(shift, tokens.parts[:, 0], gain).to(w_k.dtype)
     query = c.query_of(p, spec, own)
     light, gain, shift = (x.to(w_k.dtype) for x in (tokens.parts, gain, shift))
     met = c.each_head(query, w_k)  # [batch, head, width], the query as the tokens meet it
-    weights = (met * gain @ light.mT).to(own.dtype).softmax(-1)
+    weights = c.heavy(met * gain @ light.mT).softmax(-1)
     mixed = weights.to(light.dtype) @ light
     read = torch.addcmul(shift, mixed, gain)
-    values = c.each_head(read, w_v.mT).flatten(1) + p["self_attn.v_proj.bias"]
+    values = c.values_of(p, read, w_v)
     return Attended(values, query, own, weights, (light, gain, met, mixed, read))
 
 
@@ -39,12 +39,12 @@ def come_back(
     w_k, w_v = c.heads_of(p, spec)
     light, gain, met, mixed, read = was.kept
     d_read = c.each_head(d_values, w_v)
-    d_weights = (d_read * gain @ light.mT).to(d_values.dtype)
+    d_weights = c.heavy(d_read * gain @ light.mT)
     d_asked = c.softmax_gradient(was.weights, d_weights).to(light.dtype) @ light
     d_met = d_asked * gain
-    d_query = c.each_head(d_met, w_k.mT).flatten(1).to(d_values.dtype) * c.scale(spec)
+    d_query = c.each_head(d_met, w_k.mT).flatten(1) * c.scale(spec)
     d_own = c.back_across(d_query, p["self_attn.q_proj.weight"])
-    d_gain = (d_read * mixed).addcmul_(d_asked, met).sum((0, 1), dtype=d_own.dtype)
+    d_gain = c.total((d_read * mixed).addcmul_(d_asked, met))
     d_gain += (d_own * tokens.parts[:, 0]).sum(0)
-    d_shift = d_read.sum((0, 1), dtype=d_own.dtype) + d_own.sum(0)
+    d_shift = c.total(d_read) + d_own.sum(0)
     return Returned(d_query, d_met, read, d_gain, d_shift)
