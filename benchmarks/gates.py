@@ -1,6 +1,7 @@
 """Blends, and settings of the default one's gate, on training images that nothing was learned from.
 
     python -m benchmarks.gates DATA [--tasks resisc12,pets,flowers102] [--seeds 0] [--device cpu]
+                               [--eager 3]
 
 A fifth of every training split, at most 800 images, is held out. Four kinds of questions about it:
 *class* and *data* (each task alone: fifths of its classes; 2, 4, 8 and 16 % of its examples) at
@@ -29,6 +30,7 @@ from anytimecl.backbone import Backbone, load
 from anytimecl.bench._progress import tell
 from anytimecl.bench.scenarios import class_incremental, data_incremental
 from anytimecl.blend import Opinions, blend, gate
+from anytimecl.learner import LearnerConfig
 from anytimecl.settings import Settings
 from anytimecl.stream import StreamLearner, opinions_of
 from anytimecl.tail import Seen, look
@@ -113,13 +115,13 @@ def open_task(archive: Path, backbone: Backbone, seed: int) -> Task:
     )
 
 
-def stream_of(tasks: Sequence[Task], backbone: Backbone, seed: int) -> StreamLearner:
+def stream_of(tasks: Sequence[Task], backbone: Backbone, settings: Settings) -> StreamLearner:
     """Knows nothing yet; the examples of all tasks, one task after the other."""
     names = list(dict.fromkeys(name for task in tasks for name in task.labels))
     return StreamLearner(
         backbone.spec,
         backbone.tail,
-        Settings(codec="tokens-fp16", seed=seed),
+        settings,
         torch.cat([task.tokens for task in tasks]),
         [label for task in tasks for label in task.targets],
         dict(zip(names, backbone.embed_labels(names), strict=True)),
@@ -139,24 +141,26 @@ def ask(
     return Asked(kind, opinions, truth)
 
 
-def alone(task: Task, backbone: Backbone, seed: int) -> Iterator[Asked]:
+def alone(task: Task, backbone: Backbone, settings: Settings) -> Iterator[Asked]:
     """Class- and data-incremental."""
     kinds = {
-        "class": class_incremental(task.targets, seed),
-        "data": data_incremental(len(task.targets), seed, SHARES),
+        "class": class_incremental(task.targets, settings.seed),
+        "data": data_incremental(len(task.targets), settings.seed, SHARES),
     }
     for kind, stages in kinds.items():
-        stream = stream_of([task], backbone, seed)
+        stream = stream_of([task], backbone, settings)
         for stage in stages:
             stream.learn(stage.examples)
             if set(task.labels) - stream.rows.keys():
                 yield ask(kind, stream, backbone, task, task.labels)
 
 
-def together(tasks: Sequence[Task], novel: Task, backbone: Backbone, seed: int) -> Iterator[Asked]:
+def together(
+    tasks: Sequence[Task], novel: Task, backbone: Backbone, settings: Settings
+) -> Iterator[Asked]:
     """All tasks learned, one after the other, but one."""
-    stream, start = stream_of(tasks, backbone, seed), 0
-    random = np.random.default_rng(seed)
+    stream, start = stream_of(tasks, backbone, settings), 0
+    random = np.random.default_rng(settings.seed)
     for task in tasks:
         stream.learn((start + random.permutation(len(task.targets))).tolist())
         start += len(task.targets)
@@ -169,12 +173,12 @@ def together(tasks: Sequence[Task], novel: Task, backbone: Backbone, seed: int) 
             yield ask("mix", stream, backbone, task, order[part::3] + novel.labels)
 
 
-def everything(tasks: Sequence[Task], backbone: Backbone, seed: int) -> Iterator[Asked]:
+def everything(tasks: Sequence[Task], backbone: Backbone, settings: Settings) -> Iterator[Asked]:
     """Every question."""
     for task in tasks:
-        yield from alone(task, backbone, seed)
+        yield from alone(task, backbone, settings)
     for left in range(len(tasks)):
-        yield from together([*tasks[:left], *tasks[left + 1 :]], tasks[left], backbone, seed)
+        yield from together([*tasks[:left], *tasks[left + 1 :]], tasks[left], backbone, settings)
 
 
 @torch.no_grad()
@@ -185,6 +189,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--eager", type=float, default=LearnerConfig().eager)
     given = parser.parse_args(words)
     if "," not in given.tasks:
         parser.error("--tasks needs two at least: one is learned while another is not")
@@ -193,7 +198,9 @@ def main(words: Sequence[str] | None = None) -> None:
     for seed in map(int, given.seeds.split(",")):
         archives = [given.data / f"{name}.zip" for name in given.tasks.split(",")]
         tasks = [open_task(archive, backbone, seed) for archive in archives]
-        for number, asked in enumerate(everything(tasks, backbone, seed), 1):
+        learner = LearnerConfig(eager=given.eager)
+        settings = Settings(codec="tokens-fp16", seed=seed, learner=learner)
+        for number, asked in enumerate(everything(tasks, backbone, settings), 1):
             tell(f"seed {seed}: question {number}, {asked.kind}")
             for name, variant in VARIANTS.items():
                 found = variant(asked.opinions).argmax(1) == asked.truth

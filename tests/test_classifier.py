@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -1087,6 +1088,9 @@ def test_settings_survive_json() -> None:
     assert chosen.templates == ("a {}", "the {}")
     assert Settings.from_json(chosen.to_json()) == chosen
     assert Settings.from_json(Settings().to_json()) == Settings()
+    older = json.loads(chosen.to_json())
+    del older["learner"]["eager"]  # which it did not know: it goes on as it began
+    assert Settings.from_json(json.dumps(older)).learner.eager == 0
     for text in ("{}", "[]", "nonsense", chosen.to_json().replace("fifo", "lifo")):
         with pytest.raises(StoreError, match="another version"):
             Settings.from_json(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -287,11 +288,36 @@ def test_the_papers_settings() -> None:
     assert (config.batch, config.weight_decay, config.beta) == (32, 0.05, 0.1)
     assert (config.offline_batch, config.offline_lr, config.offline_least_lr) == (2048, 6e-4, 1e-6)
     assert config.tune == "block"
+    assert (config.scale, config.eager) == (35, 3)  # where the default is not the paper's
 
 
-@pytest.mark.parametrize("wrong", [{"batch": 0}, {"offline_batch": 0}, {"tune": "everything"}])
+def test_the_first_surprises_of_a_label_are_learned_eagerly() -> None:
+    learner = learner_of(model(), dataclasses.replace(CONFIG, eager=3.0))
+    rates = [learner.rate(learned) / CONFIG.lr for learned in (0, 3, 9, 300)]
+    assert rates == pytest.approx([4.0, 2.5, 1.3, 1.0003])
+    plain = learner_of(model(), dataclasses.replace(CONFIG, eager=0.0))
+    assert plain.rate(0) == plain.rate(7) == CONFIG.lr  # as in the paper
+
+
+def test_a_longer_step_is_a_larger_rate() -> None:
+    batch = batch_of(model(), 0, dtype=torch.float32)
+    told, set_so = (learner_of(model(), dataclasses.replace(CONFIG, lr=lr)) for lr in (1e-3, 3e-3))
+    told.apply(told.look_ahead(batch), 3e-3)
+    set_so.apply(set_so.look_ahead(batch))
+    assert changed(told.state(), set_so.state()) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"batch": 0},
+        {"offline_batch": 0},
+        {"tune": "everything"},
+        *({"eager": value} for value in (-1.0, math.nan, math.inf)),
+    ],
+)
 def test_settings_that_cannot_be_learned_with_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"batch|tune"):
+    with pytest.raises(ValueError, match=r"batch|tune|eager"):
         LearnerConfig(**wrong)
 
 

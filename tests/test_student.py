@@ -60,7 +60,10 @@ class Plain:
             rows = torch.arange(len(self.labels))
             tuned = self.learner.tuned_logits(stacked[:1], vectors, rows)[0]
             update = self.learner.look_ahead(Batch(stacked, target, vectors, rows))
-            self.learner.apply(update)
+            learned = sum(name == label for _, name in self.examples.values())
+            config = self.settings.learner
+            surprise = config.eager if tuned.argmax() != target[0] else 0
+            self.learner.apply(update, config.lr * (1 + surprise / (1 + learned**2 / 9)))
         self.estimates.add(
             label,
             tuned=bool(tuned.argmax() == target[0]),
@@ -305,6 +308,29 @@ def test_a_label_with_examples_left_stays_as_it_was() -> None:
     assert student.labels == before
     assert student.estimates.of("dog") == record
     assert_consistent(student)
+
+
+def test_how_far_a_step_goes_depends_on_what_was_learned_not_on_what_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    classifier = taught(range(20))
+    learner = classifier._student.learner
+    learned = {label: classifier._student.estimates.of(label).seen for label in LABELS}
+    for example in [i for i, label in classifier.memory.ids() if label == "dog"][:-1]:
+        classifier.forget(example_id=example)
+    told, expected, apply = [], [], learner.apply
+
+    def noted(update: Update, rate: float | None = None) -> None:
+        told.append(rate)
+        apply(update, rate)
+
+    monkeypatch.setattr(learner, "apply", noted)
+    for image, label in lessons(40, start=20):
+        knew = classifier.learn_one(image, label).tuned
+        expected.append(None if knew else learner.rate(learned[label]))
+        learned[label] += 1
+    assert told == expected
+    assert 0 < told.count(None) < 40
 
 
 def test_what_a_cap_evicts_is_never_drawn_again() -> None:

@@ -169,14 +169,14 @@ def test_an_image_that_takes_long_to_encode_holds_up_neither_learning_nor_predic
     assert differing(knowledge(classifier), knowledge(taught(range(8)))) == []
 
 
-def in_two_halves(pause: Callable[[], None]) -> Callable[[Learner, Update], None]:
+def in_two_halves(pause: Callable[[], None]) -> Callable[[Learner, Update, float | None], None]:
     """The update, but half of the tensors change first, and the rest after a pause."""
     keep = Learner.apply
 
-    def apply(self: Learner, update: Update) -> None:
+    def apply(self: Learner, update: Update, rate: float | None) -> None:
         tensors = list(self.trainable().values())
         before = [value.clone() for value in tensors]
-        keep(self, update)
+        keep(self, update, rate)
         rest = list(zip(tensors, before, strict=True))[1::2]
         after = [value.clone() for value, _ in rest]
         for value, old in rest:

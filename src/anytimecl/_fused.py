@@ -24,8 +24,9 @@ def fused_step(
     first: Tensor,
     second: Tensor,
     light: Tensor | None,  # a copy of the parameter
+    lr: Tensor,  # []
     count: Tensor,  # [], the number of this step
-    rates: tuple[float, float, float, float, float],  # lr, both betas, epsilon, weight decay
+    constants: tuple[float, float, float, float],  # both betas, epsilon, weight decay
 ) -> None:
     """One step of AdamW, in place."""
     left, right = gradient.left.contiguous(), gradient.right.contiguous()
@@ -33,9 +34,9 @@ def fused_step(
     columns = right.shape[2]
     grid = (-(-rows // _ROWS), -(-columns // _COLUMNS), heads)
     _kernel()[grid](
-        *(parameter, first, second, parameter if light is None else light, left, right, count),
+        *(parameter, first, second, parameter if light is None else light, left, right, lr, count),
         *(batch, heads, rows, columns),
-        *rates,
+        *constants,
         BATCH=max(16, 1 << (batch - 1).bit_length()),
         ROWS=_ROWS,
         COLUMNS=_COLUMNS,
@@ -52,9 +53,9 @@ def _kernel() -> Any:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def step(  # type: ignore[no-untyped-def]
-        weight, first, second, light, left, right, count,
+        weight, first, second, light, left, right, rate, count,
         batch, heads, rows, columns,
-        lr, beta1, beta2, epsilon, decay,
+        beta1, beta2, epsilon, decay,
         BATCH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,  # noqa: N803
         LIGHT: tl.constexpr, PRECISION: tl.constexpr,  # noqa: N803
     ):  # fmt: skip
@@ -74,7 +75,7 @@ def _kernel() -> Any:
         w = tl.load(weight + at, mask=inside)
         m = tl.load(first + at, mask=inside)
         v = tl.load(second + at, mask=inside)
-        n = tl.load(count)
+        lr, n = tl.load(rate), tl.load(count)
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * g * g
         corrected1 = 1 - tl.exp2(n * tl.log2(beta1))

@@ -25,6 +25,7 @@ from anytimecl.tail import Params, Seen, embed, look
 from anytimecl.thin import Question, Thin, supports, thin_step
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of AdamW
+FEW = 3  # examples of a label, with which half of the eagerness is gone
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class LearnerConfig:
 
     batch: int = 32
     lr: float = 9.375e-6  # 6e-4 * 32 / 2048
+    eager: float = 3.0  # a surprise of a new label is learned at (1 + eager) * lr; 0 in the paper
     weight_decay: float = 0.05
     beta: float = 0.1
     scale: float | None = 35.0  # of the cosines in the loss; None: the model's own, as in the paper
@@ -51,6 +53,8 @@ class LearnerConfig:
             raise ValueError(f"precision is one of {known}, not {self.precision!r}.")
         if self.batch < 1 or self.offline_batch < 1:
             raise ValueError("A batch holds at least one example.")
+        if not 0 <= self.eager < math.inf:
+            raise ValueError(f"eager is 0 or more, not {self.eager!r}.")
 
 
 @dataclass(frozen=True)
@@ -99,26 +103,26 @@ class AdamW:
     ) -> None:
         """Change the parameters that have a gradient, and their copies in `light`."""
         self.steps += 1
-        count = torch.tensor(float(self.steps), device=next(iter(parameters.values())).device)
-        self.update(parameters, gradients, lr, light, count)
+        count, rate = next(iter(parameters.values())).new_tensor([self.steps, lr])
+        self.update(parameters, gradients, rate, light, count)
 
     def update(
         self,
         parameters: Mapping[str, Tensor],
         gradients: Mapping[str, Tensor | Thin],
-        lr: float,
+        lr: Tensor,
         light: Mapping[str, Tensor],
         count: Tensor,
     ) -> None:
-        """The step alone; its number, `count` [], may live on the device."""
+        """The step alone; its rate, `lr` [], and its number, `count` [], live on the device."""
         plain = []
         for name, gradient in gradients.items():
             state = (parameters[name], *self.moments[name])
             if isinstance(gradient, Tensor):
                 plain.append((gradient, *state))
             elif parameters[name].is_cuda:
-                rates = (lr, *BETAS, EPSILON, self.weight_decay)
-                fused_step(gradient, *state, light.get(name), count, rates)
+                constants = (*BETAS, EPSILON, self.weight_decay)
+                fused_step(gradient, *state, light.get(name), lr, count, constants)
             else:
                 self._on_cpu(gradient, *state, light.get(name), lr, count)
         self._adamw(plain, lr, count)
@@ -133,7 +137,7 @@ class AdamW:
         first: Tensor,
         second: Tensor,
         light: Tensor | None,
-        lr: float,
+        lr: Tensor,
         count: Tensor,
     ) -> None:
         """One weight: what is worked out is used while the cache still has it."""
@@ -145,7 +149,7 @@ class AdamW:
             light.copy_(parameter)
 
     def _adamw(
-        self, given: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], lr: float, count: Tensor
+        self, given: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], lr: Tensor, count: Tensor
     ) -> None:
         """Gradients, each with its parameter and both moments."""
         if not given:
@@ -295,9 +299,18 @@ class Learner:
         loss = anytime_loss(scaled, scaled_other, batch.target, self.config.beta, batch.weight)
         return loss, logits
 
-    def apply(self, update: Update) -> None:
-        """The online step."""
-        self.optimiser.step(self.trainable(), update.gradients, self.config.lr, self.light)
+    def rate(self, learned: int) -> float:
+        """Of the step that learns a surprise: an example that the tuned model had wrong.
+
+        After so many of its label, `learned`. With one step for each example, the first few would
+        hardly show at the rate that suits the many; those that were right are learned at that.
+        """
+        return self.config.lr * (1 + self.config.eager / (1 + (learned / FEW) ** 2))
+
+    def apply(self, update: Update, rate: float | None = None) -> None:
+        """The online step, at the plain rate unless told otherwise."""
+        lr = self.config.lr if rate is None else rate
+        self.optimiser.step(self.trainable(), update.gradients, lr, self.light)
 
     def apply_offline(
         self, gradients: Mapping[str, Tensor], optimiser: AdamW, progress: float, size: int

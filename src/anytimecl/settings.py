@@ -51,7 +51,8 @@ class Settings:
         """Back from `to_json`."""
         try:
             values = json.loads(text)
-            values["learner"] = LearnerConfig(**values["learner"])
+            # A memory that was made before surprises were learned eagerly goes on as it began.
+            values["learner"] = LearnerConfig(**{"eager": 0.0} | values["learner"])
             if values["templates"] is not None:
                 values["templates"] = tuple(values["templates"])
             return cls(**values)

@@ -11,6 +11,7 @@ The examples are resident on the device, as full tokens or compressed.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
@@ -39,6 +40,7 @@ class _Tables(NamedTuple):
     batch: Tensor  # [step, batch], examples: the newcomer first, then stored ones, then padding
     weight: Tensor  # [step, batch], of each in the loss; padding weighs nothing
     known: Tensor  # [step], labels seen, the newcomer's among them
+    rate: Tensor  # [step], of learning the newcomer if it is a surprise
 
 
 class StreamLearner:
@@ -76,6 +78,7 @@ class StreamLearner:
         self._label_of = labels
         self._vector_of = vectors
         self._at: list[int] = []  # the examples learned; the sampler knows them by their turn
+        self._learned: Counter[str] = Counter()  # how many of each label
         room = len(set(labels))
         device = self.learner.other.device
         self.learner.make_room(room)
@@ -89,7 +92,9 @@ class StreamLearner:
             torch.zeros(STRETCH, size, dtype=torch.long, device=device),
             torch.zeros(STRETCH, size, device=device),
             torch.zeros(STRETCH, dtype=torch.long, device=device),
+            torch.zeros(STRETCH, device=device),
         )
+        self._rate = torch.zeros((), device=device)  # this turn's
         self._turn = torch.zeros(1, dtype=torch.long, device=device)
         self._right = torch.zeros(STRETCH, dtype=torch.bool, device=device)
         self._count = torch.zeros((), device=device)  # of optimiser steps
@@ -135,7 +140,7 @@ class StreamLearner:
     def _draw(self, indices: Sequence[int]) -> None:
         """Fill the tables."""
         size = self._settings.learner.batch
-        batches, weights, known = [], [], []
+        batches, weights, known, rates = [], [], [], []
         for index in indices:
             turn = len(self._at) + 1
             drawn = self._sampler.draw(size - 1, Random(f"{self._settings.seed}:{turn}"))
@@ -146,11 +151,13 @@ class StreamLearner:
             label = self._label_of[index]
             self._enter(label)
             known.append(len(self.labels))
+            rates.append(self.learner.rate(self._learned[label]))
+            self._learned[label] += 1
             self._at.append(index)
             self._sampler.add(turn, label)
         rows = [self.rows[self._label_of[index]] for index in indices]
         self._target[torch.tensor(indices)] = torch.tensor(rows).to(self._target.device)
-        for table, values in zip(self._tables, (batches, weights, known), strict=True):
+        for table, values in zip(self._tables, (batches, weights, known, rates), strict=True):
             table[: len(indices)] = torch.tensor(values).to(table.device)
 
     def _enter(self, label: str) -> None:
@@ -236,20 +243,26 @@ class StreamLearner:
 
     def _batch(self) -> Batch:
         """This turn's."""
-        chosen, weight, known = (table.index_select(0, self._turn)[0] for table in self._tables)
+        chosen, weight, known, _ = map(self._row, self._tables)
         mask = torch.where(self._columns < known, 0.0, -torch.inf)
         target = self._target.index_select(0, chosen)
         tokens = pick(self._examples, chosen)
         return Batch(tokens, target, self._vectors, self._columns, mask, weight)
 
     def _score(self, logits: Tensor, target: Tensor) -> None:
-        """Whether the newcomer was known, before it is learned."""
-        self._right.index_copy_(0, self._turn, logits[:1].argmax(1) == target[:1])
+        """Whether the newcomer was known, before it is learned, and so how far the step goes."""
+        right = logits[0].argmax() == target[0]
+        self._right.index_copy_(0, self._turn, right.unsqueeze(0))
+        rate = self._row(self._tables.rate)
+        self._rate.copy_(torch.where(right, self._settings.learner.lr, rate))
         self._count += 1
 
+    def _row(self, table: Tensor) -> Tensor:
+        return table.index_select(0, self._turn)[0]
+
     def _update(self, gradients: Mapping[str, Tensor | Thin]) -> None:
-        learner, lr = self.learner, self._settings.learner.lr
-        learner.optimiser.update(learner.trainable(), gradients, lr, learner.light, self._count)
+        mine, light = self.learner.trainable(), self.learner.light
+        self.learner.optimiser.update(mine, gradients, self._rate, light, self._count)
 
 
 @torch.no_grad()

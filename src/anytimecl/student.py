@@ -116,8 +116,9 @@ class Student:
             tuned=int(tuned.argmax()) == target,
             original=int(original.argmax()) == target,
         )
+        rate = None if learned.tuned else self.learner.rate(self.estimates.of(label).seen)
         with self.lock.writing():
-            self.learner.apply(update)
+            self.learner.apply(update, rate)
             self.estimates.add(label, tuned=learned.tuned, original=learned.original)
             self._remember(example, label)
             self.event = example

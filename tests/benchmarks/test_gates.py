@@ -8,8 +8,10 @@ import torch
 from benchmarks.gates import VARIANTS, Task, everything
 from tests.helpers import model, picture
 
+from anytimecl.settings import Settings
 from anytimecl.tail import look
 
+SETTINGS = Settings(codec="tokens-fp16")
 NAMES = (["cat", "dog", "elk"], ["oak", "elm", "fir"])
 
 
@@ -25,7 +27,7 @@ def task(names: list[str], first: int) -> Task:
 @torch.no_grad()
 def test_every_kind_of_question_has_seen_labels_and_unseen_ones() -> None:
     tasks = [task(names, 20 * number) for number, names in enumerate(NAMES)]
-    asked = list(everything(tasks, model(), seed=0))
+    asked = list(everything(tasks, model(), SETTINGS))
     kinds = Counter(each.kind for each in asked)
     assert (kinds["union"], kinds["mix"]) == (4, 12)  # the tasks take turns to be the novel one
     assert kinds["class"]
@@ -41,7 +43,7 @@ def test_every_kind_of_question_has_seen_labels_and_unseen_ones() -> None:
 @torch.no_grad()
 def test_the_truth_is_among_the_labels_asked() -> None:
     tasks = [task(names, 20 * number) for number, names in enumerate(NAMES)]
-    union = [each for each in everything(tasks, model(), seed=0) if each.kind == "union"]
+    union = [each for each in everything(tasks, model(), SETTINGS) if each.kind == "union"]
     ordered = sorted([*NAMES[0], *NAMES[1]])
     told = [[ordered[place] for place in each.truth.tolist()] for each in union]
     assert told == [tasks[1].truth, tasks[0].truth, tasks[0].truth, tasks[1].truth]

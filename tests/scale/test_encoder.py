@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from tests import helpers
 
+from anytimecl.learner import Update
 from anytimecl.scale.encoder import LAYER, EncoderStream, JointLearner, LayerRates, join
 from anytimecl.settings import Settings
 
@@ -57,11 +58,24 @@ def test_the_layer_steps_as_adamw_does_at_its_own_falling_rate() -> None:
     noise = torch.Generator().manual_seed(0)
     for count in range(1, 6):
         gradient = torch.randn(expected.shape, generator=noise)
-        learner.update({LAYER: gradient, "other": torch.tensor(0.1)}, torch.tensor(float(count)))
+        gradients = {LAYER: gradient, "other": torch.tensor(0.1)}
+        learner.update(gradients, torch.tensor(1e-3), torch.tensor(float(count)))
         slow.param_groups[0]["lr"] = 1e-2 * 3 / (3 + count)
         expected.grad = gradient.clone()
         slow.step()
     torch.testing.assert_close(learner.params[LAYER], expected.detach())
+
+
+def test_block_and_other_step_at_the_rate_that_they_are_told() -> None:
+    told, set_so = (
+        JointLearner(DINO.spec, DINO.tail, replace(helpers.FAST, lr=lr)) for lr in (1e-3, 3e-3)
+    )
+    noise = torch.Generator().manual_seed(0)
+    found = {n: torch.randn(p.shape, generator=noise) for n, p in told.trainable().items()}
+    told.apply(Update(torch.zeros(1, 1), found), 3e-3)
+    set_so.apply(Update(torch.zeros(1, 1), found))
+    assert helpers.changed(told.state(), set_so.state()) == []
+    assert not torch.equal(told.other, torch.zeros(()))
 
 
 def test_it_learns_what_it_is_shown() -> None:

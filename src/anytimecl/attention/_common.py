@@ -19,7 +19,7 @@ _ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 class Attended(NamedTuple):
     """What one query read, and what the way back needs of the way forward.
 
-    What will be multiplied with weights is in their precision already.
+    In `whole` and `parts`, what will be multiplied with weights is in their precision already.
     """
 
     values: Tensor  # [batch, width]
@@ -76,7 +76,8 @@ def softmax_gradient(weights: Tensor, d: Tensor) -> Tensor:
 def total(x: Tensor) -> Tensor:
     """[batch, head, width] over images and heads: [width].
 
-    In bfloat16 as a product, which adds up in float32 what a sum would convert first.
+    In bfloat16 as a product, which adds up in float32 what a sum would convert first. The total is
+    rounded to bfloat16, as every other gradient is.
     """
     if x.is_cuda or x.dtype != torch.bfloat16:
         return heavy(x).sum((0, 1))

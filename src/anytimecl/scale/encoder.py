@@ -24,8 +24,8 @@ from anytimecl.tail import Params, Seen
 from anytimecl.thin import Thin
 
 LAYER = "visual_projection.weight"
-# A smaller block that was made for no text at all has further to go than CLIP's.
-ENCODER = LearnerConfig(lr=3e-5)
+# A smaller block that was made for no text has further to go than CLIP's, with every example.
+ENCODER = LearnerConfig(lr=3e-5, eager=0.0)
 
 
 @dataclass(frozen=True)
@@ -97,20 +97,20 @@ class JointLearner(Learner):
         """What learning changes, by name."""
         return super().trainable() | {LAYER: self.params[LAYER]}
 
-    def apply(self, update: Update) -> None:
-        """The online step."""
+    def apply(self, update: Update, rate: float | None = None) -> None:
+        """The online step, at the plain rate unless told otherwise."""
         self.optimiser.steps += 1
-        self.update(update.gradients, torch.tensor(float(self.optimiser.steps)))
+        lr = self.config.lr if rate is None else rate
+        self.update(update.gradients, *self.other.new_tensor([lr, self.optimiser.steps]))
 
-    def update(self, gradients: Mapping[str, Tensor | Thin], count: Tensor) -> None:
-        """A step, the layer at its own rate; its number, `count` [], may live on the device."""
-        count = count.to(self.other.device)
+    def update(self, gradients: Mapping[str, Tensor | Thin], lr: Tensor, count: Tensor) -> None:
+        """A step, the layer at a rate of its own; `lr` [] and its number [] are on the device."""
         rest = {name: gradient for name, gradient in gradients.items() if name != LAYER}
-        self.optimiser.update(self.trainable(), rest, self.config.lr, self.light, count)
+        self.optimiser.update(self.trainable(), rest, lr, self.light, count)
         layer = gradients[LAYER]
         assert isinstance(layer, Tensor)
-        rate = self.rates.first * self.rates.half / (self.rates.half + count)
-        _adamw(self.params[LAYER], layer, *self.optimiser.moments[LAYER], rate, count, self.config)
+        own = self.rates.first * self.rates.half / (self.rates.half + count)
+        _adamw(self.params[LAYER], layer, *self.optimiser.moments[LAYER], own, count, self.config)
 
 
 def _adamw(
@@ -148,4 +148,4 @@ class EncoderStream(StreamLearner):
         self.learner.make_room(len(set(labels)))
 
     def _update(self, gradients: Mapping[str, Tensor | Thin]) -> None:
-        self.learner.update(gradients, self._count)
+        self.learner.update(gradients, self._rate, self._count)

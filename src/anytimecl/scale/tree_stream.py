@@ -6,6 +6,7 @@ in one go, with the same steps, in the same order, as if examples had come one b
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -35,6 +36,7 @@ class LeafStream(StreamLearner):
         state = parent.estimates.state()
         state["labels"] = {name: state["labels"][name] for name in self.labels}
         self.estimates = type(parent.estimates).restored(state)
+        self._learned = Counter({name: self.estimates.of(name).seen for name in self.labels})
 
     @property
     def members(self) -> list[int]:

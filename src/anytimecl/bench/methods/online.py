@@ -23,7 +23,8 @@ class Online(Method):
     `batch` keeps the ratio of learning rate to batch size, as the paper's ablation does. `etas`
     are further memories of the estimates, read as "ocw eta=0.9" and so on: estimates follow
     from the same scored examples, so they need no run of their own. `paper` is the paper's
-    setting where this project's default differs: the model's own scale in the loss, and OCW.
+    setting where this project's default differs: the model's own scale in the loss, the same
+    learning rate for every example, and OCW.
     """
 
     online = True
@@ -44,7 +45,7 @@ class Online(Method):
         config = replace(
             plain, batch=batch, beta=beta, tune=tune, lr=plain.lr * batch / plain.batch
         )
-        config = replace(config, scale=None) if paper else config
+        config = replace(config, scale=None, eager=0.0) if paper else config
         settings = Settings(seed=world.seed, sampler=sampler, learner=config)
         self.default = "ocw" if paper else settings.blend
         self.stream = StreamLearner(
