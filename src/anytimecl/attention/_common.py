@@ -77,7 +77,7 @@ def total(x: Tensor) -> Tensor:
     """[batch, head, width] over images and heads: [width].
 
     In bfloat16 as a product, which adds up in float32 what a sum would convert first. The total is
-    rounded to bfloat16, as every other gradient is.
+    rounded to bfloat16, as the gradients of weights are.
     """
     if x.is_cuda or x.dtype != torch.bfloat16:
         return heavy(x).sum((0, 1))
