@@ -309,8 +309,13 @@ class Learner:
 
     def apply(self, update: Update, rate: float | None = None) -> None:
         """The online step, at the plain rate unless told otherwise."""
+        self.optimiser.steps += 1
         lr = self.config.lr if rate is None else rate
-        self.optimiser.step(self.trainable(), update.gradients, lr, self.light)
+        self.update(update.gradients, *self.other.new_tensor([lr, self.optimiser.steps]))
+
+    def update(self, gradients: Mapping[str, Tensor | Thin], lr: Tensor, count: Tensor) -> None:
+        """The step alone; its rate, `lr` [], and its number, `count` [], live on the device."""
+        self.optimiser.update(self.trainable(), gradients, lr, self.light, count)
 
     def apply_offline(
         self, gradients: Mapping[str, Tensor], optimiser: AdamW, progress: float, size: int

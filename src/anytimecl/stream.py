@@ -243,8 +243,9 @@ class StreamLearner:
 
     def _batch(self) -> Batch:
         """This turn's."""
-        chosen, weight, known, _ = map(self._row, self._tables)
-        mask = torch.where(self._columns < known, 0.0, -torch.inf)
+        tables = self._tables
+        chosen, weight = self._row(tables.batch), self._row(tables.weight)
+        mask = torch.where(self._columns < self._row(tables.known), 0.0, -torch.inf)
         target = self._target.index_select(0, chosen)
         tokens = pick(self._examples, chosen)
         return Batch(tokens, target, self._vectors, self._columns, mask, weight)
@@ -261,8 +262,7 @@ class StreamLearner:
         return table.index_select(0, self._turn)[0]
 
     def _update(self, gradients: Mapping[str, Tensor | Thin]) -> None:
-        mine, light = self.learner.trainable(), self.learner.light
-        self.learner.optimiser.update(mine, gradients, self._rate, light, self._count)
+        self.learner.update(gradients, self._rate, self._count)
 
 
 @torch.no_grad()

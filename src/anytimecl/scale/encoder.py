@@ -17,7 +17,7 @@ from torch import Tensor
 
 from anytimecl.backbone import Backbone
 from anytimecl.backbone.spec import Spec
-from anytimecl.learner import BETAS, EPSILON, Learner, LearnerConfig, Update
+from anytimecl.learner import BETAS, EPSILON, Learner, LearnerConfig
 from anytimecl.settings import Settings
 from anytimecl.stream import StreamLearner
 from anytimecl.tail import Params, Seen
@@ -97,16 +97,10 @@ class JointLearner(Learner):
         """What learning changes, by name."""
         return super().trainable() | {LAYER: self.params[LAYER]}
 
-    def apply(self, update: Update, rate: float | None = None) -> None:
-        """The online step, at the plain rate unless told otherwise."""
-        self.optimiser.steps += 1
-        lr = self.config.lr if rate is None else rate
-        self.update(update.gradients, *self.other.new_tensor([lr, self.optimiser.steps]))
-
     def update(self, gradients: Mapping[str, Tensor | Thin], lr: Tensor, count: Tensor) -> None:
-        """A step, the layer at a rate of its own; `lr` [] and its number [] are on the device."""
+        """The same, with the layer at a rate of its own."""
         rest = {name: gradient for name, gradient in gradients.items() if name != LAYER}
-        self.optimiser.update(self.trainable(), rest, lr, self.light, count)
+        super().update(rest, lr, count)
         layer = gradients[LAYER]
         assert isinstance(layer, Tensor)
         own = self.rates.first * self.rates.half / (self.rates.half + count)
@@ -146,6 +140,3 @@ class EncoderStream(StreamLearner):
         super().__init__(spec, tail, settings, examples, labels, vectors)
         self.learner: JointLearner = JointLearner(spec, tail, settings.learner, rates)
         self.learner.make_room(len(set(labels)))
-
-    def _update(self, gradients: Mapping[str, Tensor | Thin]) -> None:
-        self.learner.update(gradients, self._rate, self._count)
