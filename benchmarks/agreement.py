@@ -37,11 +37,11 @@ from anytimecl.codec import make_codec
 from anytimecl.learner import LearnerConfig
 from anytimecl.light import Precision
 from anytimecl.settings import Settings
-from anytimecl.stream import StreamLearner, opinions_of
+from anytimecl.stream import StreamLearner
 from anytimecl.tail import Seen
 
 CODEC = "attention-pca"
-BLENDS = ("gated", "tuned")
+BLENDS = (Settings().blend, "tuned")
 SPLITS = ("train", "test")
 _CHUNK = 256  # examples
 
@@ -129,9 +129,7 @@ def run(packed: Packed, seed: int, precision: Precision) -> dict[str, float | st
     targets = torch.tensor(packed.targets["test"], device=vectors.device)
     for start in range(0, len(targets), _CHUNK):
         part = slice(start, start + _CHUNK)
-        opinions = opinions_of(
-            stream.learner, stream.estimates, stream.rows, test.pick(part), packed.names, vectors
-        )
+        opinions = stream.opinions(test.pick(part), packed.names, vectors)
         for name in BLENDS:
             right[name] += int((blend(name, opinions).argmax(1) == targets[part]).sum())
     accuracies = {name: 100 * count / len(targets) for name, count in right.items()}

@@ -26,7 +26,7 @@ from rich.table import Table
 from anytimecl.backbone import Backbone, load
 from anytimecl.blend import BLENDS, blend
 from anytimecl.settings import Settings
-from anytimecl.stream import StreamLearner, opinions_of
+from anytimecl.stream import StreamLearner
 
 STAGES = (0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0)
 
@@ -43,9 +43,7 @@ def accuracies(stream: StreamLearner, test: Features, vectors: torch.Tensor) -> 
     for start in range(0, len(test.tokens), 64):
         tokens = torch.from_numpy(test.tokens[start : start + 64]).to(device).float()
         target = torch.from_numpy(test.targets[start : start + 64]).to(device)
-        opinions = opinions_of(
-            stream.learner, stream.estimates, stream.rows, tokens, test.names, vectors
-        )
+        opinions = stream.opinions(tokens, test.names, vectors)
         for name in BLENDS:
             right[name] += int((blend(name, opinions).argmax(1) == target).sum())
     return {name: 100 * count / len(test.tokens) for name, count in right.items()}
@@ -111,8 +109,9 @@ def show(task: str, lines: list[dict[str, float]]) -> None:
     for name, values in mean.items():
         table.add_row(name, *(f"{v:.1f}" for v in values), f"{np.mean(values):.1f}")
     better = np.maximum(mean["tuned"], mean["original"])
-    gaps = np.array(mean["gated"]) - better
-    table.add_row("gated - better", *(f"{g:+.1f}" for g in gaps), f"{gaps.mean():+.1f}")
+    default = Settings().blend
+    gaps = np.array(mean[default]) - better
+    table.add_row(f"{default} - better", *(f"{g:+.2f}" for g in gaps), f"{gaps.mean():+.2f}")
     Console(width=100).print(table)
 
 

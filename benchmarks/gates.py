@@ -1,4 +1,4 @@
-"""Blends, and settings of the default one's gate, on training images that nothing was learned from.
+"""Blends, and variants of the default one, on training images that nothing was learned from.
 
     python -m benchmarks.gates DATA [--tasks resisc12,pets,flowers102] [--seeds 0] [--device cpu]
                                [--eager 3]
@@ -29,14 +29,19 @@ from torch import Tensor
 from anytimecl.backbone import Backbone, load
 from anytimecl.bench._progress import tell
 from anytimecl.bench.scenarios import class_incremental, data_incremental
-from anytimecl.blend import Opinions, blend, gate
+from anytimecl.blend import BLENDS as NAMES
+from anytimecl.blend import Opinions, blend, gate, recalled
 from anytimecl.learner import LearnerConfig
+from anytimecl.recall import STRENGTH
 from anytimecl.settings import Settings
-from anytimecl.stream import StreamLearner, opinions_of
+from anytimecl.stream import StreamLearner
 from anytimecl.tail import Seen, look
 
 KINDS = ("class", "data", "union", "mix")
 SHARES = (0.02, 0.04, 0.08, 0.16)
+BLENDS = [name for name in reversed(NAMES) if name != "ocw_rounded"]  # the default last
+
+Variant = Callable[[Opinions], Tensor]
 
 
 class Task(NamedTuple):
@@ -57,38 +62,63 @@ class Asked(NamedTuple):
     truth: Tensor  # [image]
 
 
-def gated(**settings: float) -> Callable[[Opinions], Tensor]:
-    """The default blend with settings of its own."""
-    return lambda opinions: gate(blend("paired", opinions), opinions, **settings)
+def gated(**settings: float) -> Variant:
+    """The default blend, its gate with settings of its own."""
+
+    def answers(opinions: Opinions) -> Tensor:
+        heard = recalled(opinions)
+        return gate(blend("paired", heard), heard, **settings)
+
+    return answers
+
+
+def voted(strength: float = 1.0, kept: float = 0.1) -> Variant:
+    """The default blend, with votes of so many times the strength."""
+
+    def answers(opinions: Opinions) -> Tensor:
+        assert opinions.votes is not None
+        louder = dataclasses.replace(opinions, votes=strength * opinions.votes)
+        return blend("gated", recalled(louder, kept))
+
+    return answers
+
+
+def among_seen(opinions: Opinions) -> Tensor:
+    """The default blend, if votes had no say in how much belongs to the seen labels."""
+    return gate(blend("paired", recalled(opinions)), opinions)
 
 
 def all_known(opinions: Opinions) -> Tensor:
     """The default blend, if the original model were right about every label."""
     sure = [dataclasses.replace(record, original=1.0) for record in opinions.records]
-    return gate(blend("paired", opinions), dataclasses.replace(opinions, records=sure))
+    heard = recalled(opinions)
+    return gate(blend("paired", heard), dataclasses.replace(heard, records=sure))
 
 
 def against_all(opinions: Opinions) -> Tensor:
     """The default blend, if seen labels were weighed against all unseen ones together."""
-    seen = opinions.seen
+    seen, heard = opinions.seen, recalled(opinions)
     if seen.all() or not seen.any():
-        return blend("gated", opinions)
-    unseen = [p * ~seen for p in (opinions.tuned, opinions.original)]
+        return blend("gated", heard)
+    unseen = [p * ~seen for p in (heard.tuned, heard.original)]
     rival = unseen[1].argmax(1, keepdim=True)
     together = [
         torch.where(seen, p, torch.zeros_like(p).scatter(1, rival, rest.sum(1, keepdim=True)))
-        for p, rest in zip((opinions.tuned, opinions.original), unseen, strict=True)
+        for p, rest in zip((heard.tuned, heard.original), unseen, strict=True)
     ]
-    told = dataclasses.replace(opinions, tuned=together[0], original=together[1])
-    mixed = gate(blend("paired", opinions), told)
-    return torch.where(seen, mixed, opinions.original)
+    told = dataclasses.replace(heard, tuned=together[0], original=together[1])
+    mixed = gate(blend("paired", heard), told)
+    return torch.where(seen, mixed, heard.original)
 
 
-VARIANTS: dict[str, Callable[[Opinions], Tensor]] = {
-    **{
-        name: lambda opinions, name=name: blend(name, opinions)
-        for name in ("original", "tuned", "ocw", "ocw_other", "aim", "average", "paired", "gated")
-    },
+VARIANTS: dict[str, Variant] = {
+    **{name: lambda opinions, name=name: blend(name, opinions) for name in BLENDS},
+    "no votes, a tenth kept": voted(0.0),
+    "votes, nothing kept": voted(kept=0.0),
+    "votes, a fifth kept": voted(kept=0.2),
+    "votes of strength 3": voted(3 / STRENGTH),
+    "votes of strength 8": voted(8 / STRENGTH),
+    "votes among the seen labels alone": among_seen,
     "gate, against all unseen labels": against_all,
     "gate, the tuned model's odds alone": gated(many=1e9),
     "gate, the original's for any label": all_known,
@@ -136,7 +166,7 @@ def ask(
     inside = [i for i, label in enumerate(task.truth) if label in names]
     images = task.held.map(lambda tensor: tensor[inside])
     vectors = backbone.embed_labels(names)
-    opinions = opinions_of(stream.learner, stream.estimates, stream.rows, images, names, vectors)
+    opinions = stream.opinions(images, names, vectors)
     truth = torch.tensor([names.index(task.truth[i]) for i in inside], device=vectors.device)
     return Asked(kind, opinions, truth)
 
@@ -210,7 +240,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def show(right: dict[str, dict[str, list[float]]]) -> None:
-    asked = [kind for kind in KINDS if right["gated"][kind]]
+    asked = [kind for kind in KINDS if right["original"][kind]]
     table = Table("", *asked, "mean", title="Accuracy on held-out training images")
     for name, kinds in right.items():
         means = [float(np.mean(kinds[kind])) for kind in asked]

@@ -109,12 +109,14 @@ OVERALL = Record(seen=7, tuned=0.6, original=0.5, tuned_alone=4.0, original_alon
 TUNED = ((0.5, 0.3, 0.15, 0.05), (0.1, 0.2, 0.3, 0.4))
 ORIGINAL = ((0.4, 0.3, 0.2, 0.1), (0.05, 0.15, 0.25, 0.55))
 OTHER = (0.25, 0.75)
+VOTES = ((0.5, -1.0, 2.0, 0.0), (-0.5, 1.5, 0.25, 0.0))  # logits; a label never seen has none
 OPINIONS = Opinions(
     torch.tensor(TUNED, dtype=torch.float64),
     torch.tensor(ORIGINAL, dtype=torch.float64),
     torch.tensor(OTHER, dtype=torch.float64),
     RECORDS,
     OVERALL,
+    torch.tensor(VOTES, dtype=torch.float64),
 )
 
 
@@ -136,7 +138,7 @@ def alpha_by_hand(name: str, image: int, label: int) -> float:
     """The tuned model's weight, before labels never seen lose it."""
     record = RECORDS[label]
     match name:
-        case "paired" | "gated":
+        case "paired":
             return paired_by_hand(record)
         case "ocw":
             return ocw_by_hand(record.tuned, record.original)
@@ -155,7 +157,7 @@ def alpha_by_hand(name: str, image: int, label: int) -> float:
     raise AssertionError(name)
 
 
-@pytest.mark.parametrize("name", sorted(BLENDS.keys() - {"gated"}))
+@pytest.mark.parametrize("name", sorted(BLENDS.keys() - {"gated", "recalled"}))
 def test_every_blend_by_hand(name: str) -> None:
     blended = blend(name, OPINIONS)
     for image in range(2):
@@ -167,11 +169,20 @@ def test_every_blend_by_hand(name: str) -> None:
             assert blended[image, label].item() == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_gate_by_hand() -> None:
+def recalled_by_hand(image: int) -> list[float]:
+    """Nine parts of the tuned model, one of the original, each by its vote, shared out anew."""
+    three = zip(TUNED[image], ORIGINAL[image], VOTES[image], strict=True)
+    scores = [tuned**0.9 * original**0.1 * math.exp(vote) for tuned, original, vote in three]
+    return [score / sum(scores) for score in scores]
+
+
+@pytest.mark.parametrize("name", ["gated", "recalled"])
+def test_the_gate_by_hand(name: str) -> None:
     """Three seen labels of 7/3 examples each share what odds of their own say, the fourth stays."""
     learned = 1 - 1 / (1 + ((4 + 2 + 1) / 3 / 20) ** 2)
-    for image, values in enumerate(blend("gated", OPINIONS).tolist()):
-        tuned, original = TUNED[image], ORIGINAL[image]
+    for image, values in enumerate(blend(name, OPINIONS).tolist()):
+        tuned = TUNED[image] if name == "gated" else recalled_by_hand(image)
+        original = ORIGINAL[image]
         odds_tuned = sum(tuned[:3]) / tuned[3]
         odds_original = sum(original[:3]) / original[3]
         mixed, odds = [], []
@@ -200,6 +211,11 @@ def test_the_gate_weighs_seen_labels_against_the_one_unseen_label_that_could_be_
     mass = min(1.0, 0.5 * odds)
     assert mass > 0.5  # it wins, and has at least what is believed against both of the others
     assert found == pytest.approx([max(mass, odds * 0.5 / (odds * 0.5 + 0.8)), 0.3, 0.5])
+
+
+def test_where_nothing_is_recalled_the_tuned_model_speaks_alone() -> None:
+    silent = dataclasses.replace(OPINIONS, votes=None)
+    assert torch.equal(blend("recalled", silent), blend("gated", OPINIONS))
 
 
 def test_the_gate_leaves_seen_labels_alone_among_themselves() -> None:

@@ -94,8 +94,9 @@ def test_a_padded_step_is_the_step(form: str, device: str, precision: Any) -> No
         torch.testing.assert_close(found.logits, expected.logits, **close)
         tokens = batch.tokens
         first = tokens.pick(slice(1)) if isinstance(tokens, Seen) else tokens[:1]
-        original = learner.original_logits(first, batch.vectors)[0]
-        torch.testing.assert_close(found.original, original, atol=1e-4, rtol=1e-4)
+        assert found.image is not None
+        image = learner.original_images(first)[0]
+        torch.testing.assert_close(found.image, image, atol=1e-4, rtol=1e-4)
         assert found.whole().keys() == expected.whole().keys()
         for name, value in expected.whole().items():
             torch.testing.assert_close(found.whole()[name], value, **near, msg=name)

@@ -6,13 +6,15 @@ Every blend gives each label a weight `alpha` for the tuned model,
 
 and `alpha` is 0 for a label never seen: such a label keeps exactly the original model's
 probability. The weights differ from label to label, so the blended values need not sum to one.
-The default goes one step further: what it gives to all seen labels together is gated.
+The default goes two steps further: the tuned model hears what images of each label look like, and
+what is given to all seen labels together is gated.
 
 What is known about each model comes from examples scored just before they were learned.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,6 +101,7 @@ class Opinions:
     other: Tensor  # [image], the tuned model's probability of "none of these"
     records: Sequence[Record]  # [label]
     overall: Record
+    votes: Tensor | None = None  # [image, label], logits: see `recall.py`
 
     @classmethod
     def of(
@@ -108,10 +111,12 @@ class Opinions:
         other: Tensor,  # [], the logit of "none of these"
         records: Sequence[Record],
         overall: Record,
+        votes: Tensor | None = None,
     ) -> Opinions:
         """From logits."""
         with_other = torch.cat([tuned, other.expand(len(tuned), 1)], 1).softmax(1)
-        return cls(tuned.softmax(1), original.softmax(1), with_other[:, -1], records, overall)
+        none = with_other[:, -1]
+        return cls(tuned.softmax(1), original.softmax(1), none, records, overall, votes)
 
     @property
     def seen(self) -> Tensor:
@@ -128,6 +133,8 @@ Weights = Callable[[Opinions], Tensor]  # [label] or [image, label]; unseen labe
 
 def blend(name: str, opinions: Opinions) -> Tensor:
     """Probabilities [image, label]."""
+    if name == "recalled":
+        return blend("gated", recalled(opinions))
     alpha = weights(name, opinions)
     mixed = alpha * opinions.tuned + (1 - alpha) * opinions.original
     return gate(mixed, opinions) if name == "gated" else mixed
@@ -138,6 +145,18 @@ def weights(name: str, opinions: Opinions) -> Tensor:
     alpha = BLENDS[name](opinions)
     # "tuned" is the one blend that speaks of labels it never saw: it is the comparison.
     return alpha if name == "tuned" else torch.where(opinions.seen, alpha, 0.0)
+
+
+def recalled(opinions: Opinions, kept: float = 0.1) -> Opinions:
+    """The tuned model's opinion once it hears whose images look alike.
+
+    A tenth of the original model's is `kept` in it: where that one is good, two see more than one.
+    """
+    if opinions.votes is None:
+        return opinions
+    tuned, original = (p.clamp_min(TINY).log() for p in (opinions.tuned, opinions.original))
+    heard = (1 - kept) * tuned + kept * original + opinions.votes
+    return dataclasses.replace(opinions, tuned=heard.softmax(1), votes=None)
 
 
 def gate(mixed: Tensor, opinions: Opinions, many: float = 20.0, caution: float = 1.0) -> Tensor:
@@ -239,6 +258,7 @@ def original_only(opinions: Opinions) -> Tensor:
 
 
 BLENDS: dict[str, Weights] = {
+    "recalled": paired,
     "gated": paired,
     "paired": paired,
     "ocw": ocw,

@@ -139,10 +139,10 @@ class CapturedStep:
         key = ((size, room), *_shapes(question.seen))
         if key not in self._graphs:
             self._graphs[key] = _Graph(self._learner, question, size, room)
-        step, original = self._graphs[key].run(question)
+        step, image = self._graphs[key].run(question)
         labels = len(question.labels)
         logits = step.logits[: len(question.target), :labels]
-        return Update(logits, {**step.matrices, **step.vectors}, original[:labels])
+        return Update(logits, {**step.matrices, **step.vectors}, image)
 
     def clear(self) -> None:
         """Nothing of the last batches may stay."""
@@ -194,7 +194,7 @@ class _Graph:
         learner, question = self._learner, self._question
         step = thin_step(learner.working, learner.other, learner.spec.tail, question)
         first = question.seen.pick(slice(1))
-        self._found = step, learner.original_logits(first, question.labels)[0]
+        self._found = step, learner.original_images(first)[0]
 
 
 def _tensors(examples: Tensor | Seen) -> list[Tensor]:

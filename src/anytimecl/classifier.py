@@ -440,16 +440,19 @@ class AnytimeClassifier(Closing):
         with self._lock.reading():
             student = self._student
             records, overall = self._evidence(asked.labels)
-            original = student.learner.original_logits(tokens, asked.vectors)
+            images = student.learner.original_images(tokens)
+            original = student.learner.named(images, asked.vectors)
             if not any(record.seen for record in records):
                 # Nothing learned may change an answer over labels never seen.
                 alone, nothing = original.softmax(1), original.new_zeros(len(original))
                 return Opinions(alone, alone, nothing, records, overall)
-            rows = torch.tensor([student.rows.get(label, -1) for label in asked.labels])
+            rows = [student.rows.get(label, -1) for label in asked.labels]
             learner = self._snapshot.of(student.learner, self._lock.turn)
-            tuned = learner.tuned_logits(tokens, asked.vectors, rows.to(tokens.device))
+            places = torch.tensor(rows, device=tokens.device)
+            tuned = learner.tuned_logits(tokens, asked.vectors, places)
             other = learner.other_logit  # a product, and so no longer what the next step changes
-        return Opinions.of(tuned, original, other, records, overall)
+            means = student.recall.means()
+        return Opinions.of(tuned, original, other, records, overall, means.votes(images, rows))
 
     def _evidence(self, labels: Sequence[str]) -> Any:
         """Copies of the labels' records and of the overall one."""

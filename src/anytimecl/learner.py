@@ -75,7 +75,7 @@ class Update:
 
     logits: Tensor  # [example, label], from before the update; -inf where not a candidate
     gradients: Mapping[str, Tensor | Thin]
-    original: Tensor | None = None  # [label], of the first example, if it was worked out beside
+    image: Tensor | None = None  # [dim], the first as the original model sees it, if known
 
     def whole(self) -> dict[str, Tensor]:
         """Every gradient multiplied out."""
@@ -237,7 +237,15 @@ class Learner:
 
     def original_logits(self, tokens: Tensor | Seen, vectors: Tensor) -> Tensor:
         """[example, label], from the weights as they always were."""
-        return self._logits(self.original, tokens, vectors)
+        return self.named(self.original_images(tokens), vectors)
+
+    def original_images(self, tokens: Tensor | Seen) -> Tensor:
+        """Unit vectors [example, dim], from the weights as they always were."""
+        return F.normalize(embed(self.original, self.spec.tail, tokens), dim=-1)
+
+    def named(self, images: Tensor, vectors: Tensor) -> Tensor:
+        """Logits [image, label] of unit vectors [image, dim] and [label, dim]."""
+        return self.spec.logit_scale * images @ vectors.T
 
     @property
     def other_logit(self) -> Tensor:
@@ -372,8 +380,7 @@ class Learner:
         self.optimiser.steps = int(state["steps"])
 
     def _logits(self, params: Params, tokens: Tensor | Seen, vectors: Tensor) -> Tensor:
-        features = F.normalize(embed(params, self.spec.tail, tokens), dim=-1)
-        return self.spec.logit_scale * features @ vectors.T
+        return self.named(F.normalize(embed(params, self.spec.tail, tokens), dim=-1), vectors)
 
 
 def _shifted(vectors: Tensor, shifts: Tensor, rows: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ class Settings:
 
     codec: str = DEFAULT_CODEC
     sampler: str = "class_balanced"
-    blend: str = "gated"
+    blend: str = "recalled"
     eta: float = ETA
     seed: int = 0
     templates: tuple[str, ...] | None = None  # prompts for labels; None: the model's own

@@ -25,6 +25,7 @@ from anytimecl.backbone.spec import Spec
 from anytimecl.blend import Estimates, Opinions
 from anytimecl.captured import capture
 from anytimecl.learner import Batch, Learner
+from anytimecl.recall import Recall
 from anytimecl.sampling import SAMPLERS
 from anytimecl.settings import Settings
 from anytimecl.tail import Params, Seen, Tokens, look, pick
@@ -70,6 +71,7 @@ class StreamLearner:
             config = dataclasses.replace(config, precision="bfloat16")
         self.learner = Learner(spec, tail, config)
         self.estimates = Estimates(settings.eta)
+        self.recall = Recall(spec.dim)
         self.labels: list[str] = []  # seen, in order of first appearance
         self.rows: dict[str, int] = {}
         self._settings = settings
@@ -102,28 +104,39 @@ class StreamLearner:
     def learn(self, indices: Sequence[int]) -> None:
         """One online step for each of these examples, in order."""
         parts = range(0, len(indices), STRETCH)
-        right = [self._learn_stretch(indices[start : start + STRETCH]) for start in parts]
-        if not right:
+        told = [self._learn_stretch(indices[start : start + STRETCH]) for start in parts]
+        if not told:
             return
-        tuned, original = torch.cat(right, dim=1).tolist()  # the device is waited for here alone
-        for index, its_tuned, its_original in zip(indices, tuned, original, strict=True):
-            label = self._label_of[index]
-            self.estimates.add(label, tuned=its_tuned, original=its_original)
+        right, images = (torch.cat(column) for column in zip(*told, strict=True))
+        # The device is waited for here alone.
+        for index, (tuned, original) in zip(indices, right.tolist(), strict=True):
+            self.estimates.add(self._label_of[index], tuned=tuned, original=original)
+        self.recall.add([self.rows[self._label_of[index]] for index in indices], images.cpu())
+
+    def opinions(self, tokens: Tensor | Seen, names: Sequence[str], vectors: Tensor) -> Opinions:
+        """What both models say now of a batch over these labels, whose `vectors` are given."""
+        return opinions_of(
+            self.learner, self.estimates, self.recall, self.rows, tokens, names, vectors
+        )
 
     @torch.no_grad()
-    def _learn_stretch(self, indices: Sequence[int]) -> Tensor:
-        """[2, step]: which newcomers the tuned, the original model had been right about."""
+    def _learn_stretch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """[step, 2]: which newcomers the tuned, the original model had been right about.
+
+        And how the original model sees them, [step, dim].
+        """
         self._draw(indices)
-        original = self._original_right(indices)
+        images = self._original_images(indices)
+        original = self._original_right(indices, images)
         if not self.learner.optimiser.steps:
-            first = self._original_logits(indices[:1])[0, 0]  # the first label has the first row
+            first = self.learner.named(images[:1], self._vectors[:1])  # has the first row
             self.learner.begin(float(first))
         step = self._step = self._step or self._captured()
         self._turn.zero_()
         for _ in indices:
             step()
         self.learner.optimiser.steps += len(indices)
-        return torch.stack([self._right[: len(indices)], original])
+        return torch.stack([self._right[: len(indices)], original], dim=1), images
 
     def _laid_out(self) -> Params:
         """The weights; for a compiler, those of the attention in one piece.
@@ -165,22 +178,20 @@ class StreamLearner:
             self._vectors[len(self.labels)] = self._vector_of[label]
             self.rows[label] = len(self.labels)
             self.labels.append(label)
+            self.recall.make_room(len(self.labels))
 
-    def _original_right(self, indices: Sequence[int]) -> Tensor:
-        """Whether the original model, which never changes, was right about each newcomer."""
-        logits = torch.cat(
-            [
-                self._original_logits(indices[start : start + _CHUNK])
-                for start in range(0, len(indices), _CHUNK)
-            ]
-        )
+    def _original_images(self, indices: Sequence[int]) -> Tensor:
+        """[step, dim], as the original model sees them, which never changes."""
+        chosen = torch.tensor(indices, device=self._target.device)
+        parts = (pick(self._examples, some) for some in torch.split(chosen, _CHUNK))
+        return torch.cat([self.learner.original_images(part) for part in parts])
+
+    def _original_right(self, indices: Sequence[int], images: Tensor) -> Tensor:
+        """Whether the original model was right about each newcomer."""
+        logits = self.learner.named(images, self._vectors)
         known = self._tables.known[: len(indices), None]
         logits = logits.masked_fill(self._columns >= known, -torch.inf)
         return logits.argmax(1) == self._target[torch.tensor(indices, device=logits.device)]
-
-    def _original_logits(self, indices: Sequence[int]) -> Tensor:
-        chosen = torch.tensor(indices, device=self._target.device)
-        return self.learner.original_logits(pick(self._examples, chosen), self._vectors)
 
     def _captured(self) -> Callable[[], None]:
         """The step as one graph, where there is a GPU."""
@@ -269,19 +280,22 @@ class StreamLearner:
 def opinions_of(
     learner: Learner,
     estimates: Estimates,
+    recall: Recall,
     rows: Mapping[str, int],  # the place of each label seen
     tokens: Tensor | Seen,
     names: Sequence[str],
     vectors: Tensor,  # [label, dim], of these names
 ) -> Opinions:
     """What both models say of a batch over these labels, and what is known about each."""
-    places = torch.tensor([rows.get(name, -1) for name in names], device=vectors.device)
+    places = [rows.get(name, -1) for name in names]
+    images = learner.original_images(tokens)
     return Opinions.of(
-        learner.tuned_logits(tokens, vectors, places),
-        learner.original_logits(tokens, vectors),
+        learner.tuned_logits(tokens, vectors, torch.tensor(places, device=vectors.device)),
+        learner.named(images, vectors),
         learner.other_logit,
         [estimates.of(name) for name in names],
         estimates.overall,
+        recall.means().votes(images, places),
     )
 
 

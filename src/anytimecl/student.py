@@ -29,6 +29,7 @@ from anytimecl.learner import AdamW, Batch, Learner
 from anytimecl.lock import TurnLock
 from anytimecl.memory import Memory
 from anytimecl.memory.contract import Progress
+from anytimecl.recall import COUNTS, SUMS, Recall
 from anytimecl.sampling import SAMPLERS
 from anytimecl.settings import Settings
 from anytimecl.tail import Seen
@@ -47,7 +48,10 @@ class Learned(NamedTuple):
 
 
 class Student:
-    """The learner, its estimates, its sampler and its labels. One thread at a time may teach."""
+    """The learner, its estimates, what it recalls, its sampler and its labels.
+
+    One thread at a time may teach.
+    """
 
     learner_type: type[Learner] = Learner
 
@@ -61,6 +65,7 @@ class Student:
         self.lock = lock  # held while writing, so that no reader sees half an update
         self.learner = self.learner_type(backbone.spec, backbone.tail, settings.learner)
         self.estimates = Estimates(settings.eta)
+        self.recall = Recall(backbone.spec.dim)
         self.sampler = SAMPLERS[settings.sampler]()
         self.labels: list[str] = []  # seen, in order of first appearance
         self.rows: dict[str, int] = {}  # label -> its place in `labels`
@@ -104,15 +109,18 @@ class Student:
         target = int(batch.target[0])
 
         if self.learner.optimiser.steps == 0:
-            self.learner.begin(float(self._original(batch)[target]))
+            first = self.learner.named(self._image(batch), batch.vectors)[target]
+            self.learner.begin(float(first))
         update = (self._captured or self.learner).look_ahead(batch)
-        original = self._original(batch) if update.original is None else update.original
+        image = self._image(batch) if update.image is None else update.image
+        original = self.learner.named(image, batch.vectors)
         # A number a label: a GPU would take longer to be told than a CPU to do it.
         tuned, original = torch.stack([update.logits[0], original]).cpu()
         original = original.masked_fill(tuned == -torch.inf, -torch.inf)
+        image = image.cpu()
         learned = Learned(
             id=example,
-            right=self._answer(tuned, original, batch.rows) == target,
+            right=self._answer(tuned, original, image, batch.rows) == target,
             tuned=int(tuned.argmax()) == target,
             original=int(original.argmax()) == target,
         )
@@ -120,6 +128,7 @@ class Student:
         with self.lock.writing():
             self.learner.apply(update, rate)
             self.estimates.add(label, tuned=learned.tuned, original=learned.original)
+            self.recall.add([self.rows[label]], image.unsqueeze(0))
             self._remember(example, label)
             self.event = example
         return learned
@@ -217,6 +226,9 @@ class Student:
         vectors = tensors.pop(VECTORS)
         for label, vector in zip(saved.state["labels"], vectors, strict=True):
             self._enter(label, vector)
+        recalled = {name: tensors.pop(name) for name in (SUMS, COUNTS) if name in tensors}
+        if recalled:  # by who learned before there was any, nothing is
+            self.recall.restore(recalled)
         self.learner.restore(tensors)
         self.estimates = Estimates.restored(saved.state["estimates"])
         for example, label in self.memory.ids():
@@ -243,22 +255,24 @@ class Student:
             stored = self.memory.example(example)
             self.teach(example, stored.label, record, stored.candidates)
 
-    def _original(self, batch: Batch) -> Tensor:
-        """What the original model says of the newcomer, [label]."""
+    def _image(self, batch: Batch) -> Tensor:
+        """The newcomer as the original model sees it, [dim]."""
         tokens = batch.tokens
         newcomer = tokens.pick(slice(1)) if isinstance(tokens, Seen) else tokens[:1]
-        return self.learner.original_logits(newcomer, batch.vectors)[0]
+        return self.learner.original_images(newcomer)[0]
 
-    def _answer(self, tuned: Tensor, original: Tensor, rows: Tensor) -> int:
+    def _answer(self, tuned: Tensor, original: Tensor, image: Tensor, rows: Tensor) -> int:
         """What would have been answered, as a column of the logits [label]."""
         asked = (tuned > -torch.inf).nonzero().flatten()  # the candidates: the rest do not count
-        names = [self.labels[row] if row >= 0 else "" for row in rows[asked].tolist()]
+        places = rows[asked.to(rows.device)].tolist()
+        names = [self.labels[row] if row >= 0 else "" for row in places]
         opinions = Opinions.of(
             tuned[None, asked],
             original[None, asked],
             self.learner.other_logit.cpu(),
             [self.estimates.of(name) for name in names],
             self.estimates.overall,
+            self.recall.means().votes(image[None], places),
         )
         return int(asked[blend(self.settings.blend, opinions)[0].argmax()])
 
@@ -308,7 +322,8 @@ class Student:
         return {name: gradient / count for name, gradient in total.items()}
 
     def _tensors(self) -> dict[str, Tensor]:
-        return self.learner.state() | {VECTORS: self._vectors[: len(self.labels)]}
+        vectors = {VECTORS: self._vectors[: len(self.labels)]}
+        return self.learner.state() | vectors | self.recall.state()
 
     def _register(self, label: str) -> None:
         if label not in self.rows:
@@ -326,6 +341,7 @@ class Student:
         self.labels.append(label)
         self.rows[label] = row
         self.learner.make_room(row + 1)
+        self.recall.make_room(row + 1)
 
     def _retire(self, label: str) -> None:
         """Nothing may keep the text of a forgotten label, or tell others apart from it."""
@@ -337,6 +353,7 @@ class Student:
             self.rows[later] -= 1
         self._vectors = torch.cat([self._vectors[:row], self._vectors[row + 1 :]])
         self.learner.drop_row(row)
+        self.recall.drop(row)
 
     def _remember(self, example: int, label: str) -> None:
         self.sampler.add(example, label)

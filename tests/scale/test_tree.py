@@ -103,11 +103,15 @@ def test_children_keep_their_share_of_the_evidence(tmp_path: Path) -> None:
     with grown(tmp_path, 10) as tree:
         parent = leaf(tree, 0)._student.estimates
         was = {label: vars(parent.of(label)) for label in tree.labels}
+        student = leaf(tree, 0)._student
+        recalled = {label: student.recall.sums[row] for label, row in student.rows.items()}
         tree._split(0)
         for number in tree.routes.leaves():
             child = leaf(tree, number)
             for label in child.labels:
                 assert vars(child._student.estimates.of(label)) == was[label]
+                mine = child._student.recall.sums[child._student.rows[label]]
+                assert torch.equal(mine, recalled[label])
 
 
 def test_an_example_is_found_again_after_splits(tmp_path: Path) -> None:

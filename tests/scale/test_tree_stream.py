@@ -10,6 +10,7 @@ from tests import helpers
 from anytimecl.scale.leaf import image_vectors
 from anytimecl.scale.tree import TreeClassifier
 from anytimecl.scale.tree_stream import TreeStream
+from anytimecl.settings import Settings
 
 MODEL = helpers.model()
 COUNT = 40
@@ -38,7 +39,9 @@ def test_it_is_the_tree_that_learns_one_by_one(tmp_path: Path) -> None:
     asked = MODEL.encode([helpers.picture(number) for number in range(100, 110)])
     for capacity in (None, 9):
         made = stream(capacity)
-        said = made.answers([(asked, image_vectors(MODEL, asked))], helpers.LABELS, "gated")
+        said = made.answers(
+            [(asked, image_vectors(MODEL, asked))], helpers.LABELS, Settings().blend
+        )
         folder = tmp_path / str(capacity)
         options = {"model": MODEL, "settings": helpers.settings(), "capacity": capacity}
         with TreeClassifier.open(folder, **options) as slow:

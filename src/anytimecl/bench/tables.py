@@ -23,6 +23,7 @@ BLENDS = (
     "ocw_other",
     "paired",
     "gated",
+    "recalled",
 )
 FLEXIBLE = ("zero-shot", "union", "mix")
 NONE = "–"

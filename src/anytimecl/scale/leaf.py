@@ -19,13 +19,17 @@ from anytimecl.checkpoint import Checkpoint
 from anytimecl.classifier import AnytimeClassifier, _Asked
 from anytimecl.keeper import CHECKPOINT
 from anytimecl.memory import open_memory
+from anytimecl.recall import COUNTS, SUMS
 from anytimecl.sampling import SAMPLERS
 from anytimecl.scale.routes import two_means
 from anytimecl.student import VECTORS, Learned
 from anytimecl.tail import Seen, embed
 
 CHUNK = 256  # examples that are looked at in one go
-CLASSIFIER = ("weights.classifier", "first.classifier", "second.classifier")
+BY_LABEL = (
+    *("weights.classifier", "first.classifier", "second.classifier"),
+    *(VECTORS, SUMS, COUNTS),
+)  # tensors of a checkpoint with a row for each label
 
 
 class Lesson(NamedTuple):
@@ -118,7 +122,7 @@ class Leaf(AnytimeClassifier):
             state["estimates"] = {**estimates, "labels": known}
             rows_kept = torch.tensor([saved.state["labels"].index(name) for name in labels])
             tensors = {
-                name: value[rows_kept] if name in (VECTORS, *CLASSIFIER) else value
+                name: value[rows_kept] if name in BY_LABEL else value
                 for name, value in saved.tensors.items()
             }
             child = dataclasses.replace(saved, event=memory.last, tensors=tensors, state=state)

@@ -78,20 +78,26 @@ class Dreaming:
         self._thin = compressed(self._original, student.learner.params, rank)
         self._other = student.learner.other_logit.clone()
         self._estimates = Estimates.restored(student.estimates.state())
+        self._means, self._rows = student.recall.means(), dict(student.rows)
 
     @torch.no_grad()
     def answer(self, tokens: Tensor, labels: Sequence[str], vectors: Tensor) -> Answer:
         """What the leaf would say, nearly."""
         records = [self._estimates.of(label) for label in labels]
-        original = self._logits(self._original, tokens, vectors).softmax(1)
+        images = self._images(self._original, tokens)
+        original = self._logits(images, vectors).softmax(1)
         tuned, none = original, original.new_zeros(len(original))
         if any(record.seen for record in records):
-            logits = self._logits(self._thin.restored(self._original), tokens, vectors)
+            restored = self._thin.restored(self._original)
+            logits = self._logits(self._images(restored, tokens), vectors)
             other = self._other.expand(len(logits), 1)
             tuned, none = logits.softmax(1), torch.cat([logits, other], 1).softmax(1)[:, -1]
-        opinions = Opinions(tuned, original, none, records, self._estimates.overall)
+        votes = self._means.votes(images, [self._rows.get(label, -1) for label in labels])
+        opinions = Opinions(tuned, original, none, records, self._estimates.overall, votes)
         return Answer(opinions, weights(self._blend, opinions), blend(self._blend, opinions))
 
-    def _logits(self, params: Mapping[str, Tensor], tokens: Tensor, vectors: Tensor) -> Tensor:
-        features = F.normalize(embed(params, self._spec.tail, tokens), dim=-1)
-        return self._spec.logit_scale * features @ vectors.T
+    def _images(self, params: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
+        return F.normalize(embed(params, self._spec.tail, tokens), dim=-1)
+
+    def _logits(self, images: Tensor, vectors: Tensor) -> Tensor:
+        return self._spec.logit_scale * images @ vectors.T

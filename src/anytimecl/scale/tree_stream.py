@@ -16,7 +16,7 @@ from anytimecl.backbone.spec import Spec
 from anytimecl.blend import blend
 from anytimecl.scale.routes import Routes, two_means
 from anytimecl.settings import Settings
-from anytimecl.stream import StreamLearner, opinions_of
+from anytimecl.stream import StreamLearner
 from anytimecl.tail import Params, Seen
 
 
@@ -37,6 +37,7 @@ class LeafStream(StreamLearner):
         state["labels"] = {name: state["labels"][name] for name in self.labels}
         self.estimates = type(parent.estimates).restored(state)
         self._learned = Counter({name: self.estimates.of(name).seen for name in self.labels})
+        self.recall = parent.recall.of([parent.rows[name] for name in self.labels])
 
     @property
     def members(self) -> list[int]:
@@ -111,10 +112,7 @@ class TreeStream:
             values = torch.zeros(len(leaves), len(names), device=embedded.device)
             for leaf in set(leaves):  # every image of the batch, of which some are its own
                 own = torch.tensor([at == leaf for at in leaves], device=embedded.device)
-                its = self.leaves[leaf]
-                opinions = opinions_of(
-                    its.learner, its.estimates, its.rows, tokens, names, embedded
-                )
+                opinions = self.leaves[leaf].opinions(tokens, names, embedded)
                 values[own] = blend(name, opinions)[own]
             parts.append(values)
         return torch.cat(parts)

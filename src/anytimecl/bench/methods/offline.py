@@ -13,6 +13,7 @@ from anytimecl.bench.world import World
 from anytimecl.blend import BLENDS, Estimates, blend
 from anytimecl.learner import Learner, LearnerConfig
 from anytimecl.loss import anytime_loss
+from anytimecl.recall import Recall
 from anytimecl.settings import Settings
 from anytimecl.stream import opinions_of
 from anytimecl.tail import Seen
@@ -31,6 +32,7 @@ class Offline(Method):
         self.default = Settings().blend
         self.learner = Learner(world.spec, world.tail, LearnerConfig())
         self.estimates = Estimates()
+        self.recall = Recall(world.spec.dim)
         self.schedule = Schedule(epochs=epochs, batch=batch)
         self.stored: list[int] = []
         self.rows: dict[str, int] = {}
@@ -40,6 +42,9 @@ class Offline(Method):
         labels = self.world.labels
         for i in examples:
             self.rows.setdefault(labels[i], len(self.rows))
+        self.recall.make_room(len(self.rows))
+        images = self.world.original_vectors[list(examples)].cpu()
+        self.recall.add([self.rows[labels[i]] for i in examples], images)
         if not self.stored:
             first = self._logits(self.learner.original, examples[:1])[0]
             self.learner.begin(float(first[self.rows[labels[examples[0]]]]))
@@ -61,7 +66,9 @@ class Offline(Method):
     def readings(self, tokens: Tensor | Seen, names: Sequence[str]) -> dict[str, Tensor]:
         """Every blend."""
         vectors = self.world.label_vectors(names)
-        opinions = opinions_of(self.learner, self.estimates, self.rows, tokens, names, vectors)
+        opinions = opinions_of(
+            self.learner, self.estimates, self.recall, self.rows, tokens, names, vectors
+        )
         return {name: blend(name, opinions) for name in BLENDS}
 
     @torch.no_grad()

@@ -13,7 +13,7 @@ from anytimecl.bench.world import World
 from anytimecl.blend import BLENDS, ETA, Estimates, blend
 from anytimecl.learner import LearnerConfig
 from anytimecl.settings import Settings
-from anytimecl.stream import StreamLearner, opinions_of
+from anytimecl.stream import StreamLearner
 from anytimecl.tail import Seen
 
 
@@ -64,11 +64,7 @@ class Online(Method):
 
     def readings(self, tokens: Tensor | Seen, names: Sequence[str]) -> dict[str, Tensor]:
         """Every blend."""
-        stream = self.stream
-        vectors = self.world.label_vectors(names)
-        opinions = opinions_of(
-            stream.learner, stream.estimates, stream.rows, tokens, names, vectors
-        )
+        opinions = self.stream.opinions(tokens, names, self.world.label_vectors(names))
         read = {name: blend(name, opinions) for name in BLENDS}
         for estimates in self.etas:
             records = [estimates.of(name) for name in names]
