@@ -83,6 +83,13 @@ def voted(strength: float = 1.0, kept: float = 0.1) -> Variant:
     return answers
 
 
+def unpriced(opinions: Opinions) -> Tensor:
+    """The default blend, if votes cost a label nothing."""
+    assert opinions.votes is not None
+    price = opinions.column(lambda record: record.seen / (record.seen + 1))
+    return blend("recalled", dataclasses.replace(opinions, votes=opinions.votes + price))
+
+
 def among_seen(opinions: Opinions) -> Tensor:
     """The default blend, if votes had no say in how much belongs to the seen labels."""
     return gate(blend("paired", recalled(opinions)), opinions)
@@ -118,6 +125,7 @@ VARIANTS: dict[str, Variant] = {
     "votes, a fifth kept": voted(kept=0.2),
     "votes of strength 3": voted(3 / STRENGTH),
     "votes of strength 8": voted(8 / STRENGTH),
+    "votes without a price": unpriced,
     "votes among the seen labels alone": among_seen,
     "gate, against all unseen labels": against_all,
     "gate, the tuned model's odds alone": gated(many=1e9),

@@ -291,13 +291,15 @@ def some_opinions(draw: st.DrawFn) -> Opinions:
     labels, images = draw(st.integers(1, 6)), draw(st.integers(0, 3))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
     spread = draw(st.sampled_from([0.1, 5.0, 200.0]))
-    tuned, original = spread * torch.randn(2, images, labels, generator=generator)
+    tuned, original, votes = spread * torch.randn(3, images, labels, generator=generator)
+    known = draw(st.lists(records, min_size=labels, max_size=labels))
     return Opinions(
         tuned.softmax(1),
         original.softmax(1),
         torch.rand(images, generator=generator),
-        draw(st.lists(records, min_size=labels, max_size=labels)),
+        known,
         draw(records),
+        votes * torch.tensor([record.seen > 0 for record in known]),
     )
 
 

@@ -187,7 +187,8 @@ class _Graph:
         return self._found
 
     def clear(self) -> None:
-        for place in (*_tensors(self._question.seen), self._question.labels):
+        found = [] if self._found is None else [self._found[1]]
+        for place in (*_tensors(self._question.seen), self._question.labels, *found):
             place.zero_()
 
     def _eager(self) -> None:

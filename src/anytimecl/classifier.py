@@ -321,9 +321,9 @@ class AnytimeClassifier(Closing):
         """Remove an example, or every example of a label, for good; returns how many.
 
         What was learned since the last checkpoint is learned again without them, so the answer is
-        `clean` if that checkpoint is older than they are: then weights and estimates kept nothing.
-        Otherwise, and always without a folder, what they had taken stays until `rebuild`;
-        `consolidate` wears it down.
+        `clean` if that checkpoint is older than they are: then nothing of them was kept. Otherwise,
+        and always without a folder, what they had taken stays until `rebuild`; `consolidate` wears
+        it down in the weights.
         """
         if (example_id is None) == (label is None):
             raise LabelError("Say what to forget: either example_id=... or label=...")
@@ -451,8 +451,9 @@ class AnytimeClassifier(Closing):
             places = torch.tensor(rows, device=tokens.device)
             tuned = learner.tuned_logits(tokens, asked.vectors, places)
             other = learner.other_logit  # a product, and so no longer what the next step changes
-            means = student.recall.means()
-        return Opinions.of(tuned, original, other, records, overall, means.votes(images, rows))
+            means = student.means(rows)
+        votes = None if means is None else means.votes(images)
+        return Opinions.of(tuned, original, other, records, overall, votes)
 
     def _evidence(self, labels: Sequence[str]) -> Any:
         """Copies of the labels' records and of the overall one."""

@@ -26,7 +26,7 @@ class Prediction:
     probability: float  # of `label`
     probabilities: dict[str, float]  # blended, in the order asked; they need not sum to one
     none_of_these: float  # the tuned model's mass on "other"; 0.0 where no label was ever learned
-    tuned: dict[str, float] = field(repr=False)  # empty where no label was ever learned
+    tuned: dict[str, float] = field(repr=False)  # as it is; empty where no label was ever learned
     original: dict[str, float] = field(repr=False)
     spoke: Literal["tuned", "original"] = "original"  # whose word weighs more in the likeliest
 

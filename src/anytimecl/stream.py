@@ -107,10 +107,15 @@ class StreamLearner:
         told = [self._learn_stretch(indices[start : start + STRETCH]) for start in parts]
         if not told:
             return
-        right, images = (torch.cat(column) for column in zip(*told, strict=True))
+        right = torch.cat([its_right for its_right, _ in told])
         # The device is waited for here alone.
         for index, (tuned, original) in zip(indices, right.tolist(), strict=True):
             self.estimates.add(self._label_of[index], tuned=tuned, original=original)
+        for start, (_, images) in zip(parts, told, strict=True):
+            self._recall(indices[start : start + STRETCH], images)
+
+    def _recall(self, indices: Sequence[int], images: Tensor) -> None:
+        """What the original model saw in these examples."""
         self.recall.add([self.rows[self._label_of[index]] for index in indices], images.cpu())
 
     def opinions(self, tokens: Tensor | Seen, names: Sequence[str], vectors: Tensor) -> Opinions:
@@ -295,7 +300,7 @@ def opinions_of(
         learner.other_logit,
         [estimates.of(name) for name in names],
         estimates.overall,
-        recall.means().votes(images, places),
+        recall.means(places).votes(images),
     )
 
 

@@ -29,7 +29,7 @@ from anytimecl.learner import AdamW, Batch, Learner
 from anytimecl.lock import TurnLock
 from anytimecl.memory import Memory
 from anytimecl.memory.contract import Progress
-from anytimecl.recall import COUNTS, SUMS, Recall
+from anytimecl.recall import COUNTS, SUMS, Means, Recall
 from anytimecl.sampling import SAMPLERS
 from anytimecl.settings import Settings
 from anytimecl.tail import Seen
@@ -65,7 +65,8 @@ class Student:
         self.lock = lock  # held while writing, so that no reader sees half an update
         self.learner = self.learner_type(backbone.spec, backbone.tail, settings.learner)
         self.estimates = Estimates(settings.eta)
-        self.recall = Recall(backbone.spec.dim)
+        # None: it went on from a checkpoint of who did not recall, and what came before is missing.
+        self.recall: Recall | None = Recall(backbone.spec.dim)
         self.sampler = SAMPLERS[settings.sampler]()
         self.labels: list[str] = []  # seen, in order of first appearance
         self.rows: dict[str, int] = {}  # label -> its place in `labels`
@@ -128,7 +129,8 @@ class Student:
         with self.lock.writing():
             self.learner.apply(update, rate)
             self.estimates.add(label, tuned=learned.tuned, original=learned.original)
-            self.recall.add([self.rows[label]], image.unsqueeze(0))
+            if self.recall is not None:
+                self.recall.add([self.rows[label]], image.unsqueeze(0))
             self._remember(example, label)
             self.event = example
         return learned
@@ -194,6 +196,7 @@ class Student:
                 self.consolidate(int(event.data["epochs"]), event.number)
             elif event.kind == "forget":
                 self.forget(event.data["examples"])
+                self._recall_again()
             elif event.kind == "evict":
                 self.forget([event.data["example"]])
             self.event = event.number
@@ -227,8 +230,10 @@ class Student:
         for label, vector in zip(saved.state["labels"], vectors, strict=True):
             self._enter(label, vector)
         recalled = {name: tensors.pop(name) for name in (SUMS, COUNTS) if name in tensors}
-        if recalled:  # by who learned before there was any, nothing is
+        if self.recall is not None and recalled:
             self.recall.restore(recalled)
+        else:
+            self.recall = None
         self.learner.restore(tensors)
         self.estimates = Estimates.restored(saved.state["estimates"])
         for example, label in self.memory.ids():
@@ -250,6 +255,33 @@ class Student:
         """Label embeddings [label, dim]."""
         return self.backbone.embed_labels(labels, self.settings.templates)
 
+    def means(self, rows: Sequence[int]) -> Means | None:
+        """Of the images of these labels, if the blend listens to them."""
+        if self.recall is None or self.settings.blend != "recalled":
+            return None
+        return self.recall.means(rows)
+
+    @torch.no_grad()
+    def _recall_again(self) -> None:
+        """Nothing of a forgotten image may stay in a mean: who has the other images could tell it.
+
+        (A label whose examples had to make room loses what it had of these, too.)
+        """
+        if self.recall is None:
+            return
+        for label, row in self.rows.items():
+            if self.recall.counts[row] == self._examples.get(label, 0):
+                continue
+            left = [i for i, its in enumerate(self._label_of) if its == label]
+            images = []
+            for start in range(0, len(left), OFFLINE_CHUNK):
+                records = [r for _, r in self.memory.read_ok(left[start : start + OFFLINE_CHUNK])]
+                if records:
+                    tokens = self.codec.decode(records, self.backbone.device)
+                    images.append(self.learner.original_images(tokens).cpu())
+            with self.lock.writing():
+                self.recall.replace(row, torch.cat([self.recall.sums[:0], *images]))
+
     def _repeat(self, example: int) -> None:
         for _, record in self.memory.read_ok([example]):  # none, if it was forgotten since
             stored = self.memory.example(example)
@@ -266,13 +298,14 @@ class Student:
         asked = (tuned > -torch.inf).nonzero().flatten()  # the candidates: the rest do not count
         places = rows[asked.to(rows.device)].tolist()
         names = [self.labels[row] if row >= 0 else "" for row in places]
+        means = self.means(places)
         opinions = Opinions.of(
             tuned[None, asked],
             original[None, asked],
             self.learner.other_logit.cpu(),
             [self.estimates.of(name) for name in names],
             self.estimates.overall,
-            self.recall.means().votes(image[None], places),
+            None if means is None else means.votes(image[None]),
         )
         return int(asked[blend(self.settings.blend, opinions)[0].argmax()])
 
@@ -323,7 +356,8 @@ class Student:
 
     def _tensors(self) -> dict[str, Tensor]:
         vectors = {VECTORS: self._vectors[: len(self.labels)]}
-        return self.learner.state() | vectors | self.recall.state()
+        recalled = {} if self.recall is None else self.recall.state()
+        return self.learner.state() | vectors | recalled
 
     def _register(self, label: str) -> None:
         if label not in self.rows:
@@ -341,7 +375,8 @@ class Student:
         self.labels.append(label)
         self.rows[label] = row
         self.learner.make_room(row + 1)
-        self.recall.make_room(row + 1)
+        if self.recall is not None:
+            self.recall.make_room(row + 1)
 
     def _retire(self, label: str) -> None:
         """Nothing may keep the text of a forgotten label, or tell others apart from it."""
@@ -353,7 +388,8 @@ class Student:
             self.rows[later] -= 1
         self._vectors = torch.cat([self._vectors[:row], self._vectors[row + 1 :]])
         self.learner.drop_row(row)
-        self.recall.drop(row)
+        if self.recall is not None:
+            self.recall.drop(row)
 
     def _remember(self, example: int, label: str) -> None:
         self.sampler.add(example, label)

@@ -103,15 +103,26 @@ def test_children_keep_their_share_of_the_evidence(tmp_path: Path) -> None:
     with grown(tmp_path, 10) as tree:
         parent = leaf(tree, 0)._student.estimates
         was = {label: vars(parent.of(label)) for label in tree.labels}
-        student = leaf(tree, 0)._student
-        recalled = {label: student.recall.sums[row] for label, row in student.rows.items()}
         tree._split(0)
         for number in tree.routes.leaves():
             child = leaf(tree, number)
             for label in child.labels:
                 assert vars(child._student.estimates.of(label)) == was[label]
-                mine = child._student.recall.sums[child._student.rows[label]]
-                assert torch.equal(mine, recalled[label])
+
+
+def test_children_recall_their_own_examples(tmp_path: Path) -> None:
+    with grown(tmp_path, 10) as tree:
+        tree._split(0)
+        for number in tree.routes.leaves():
+            child = leaf(tree, number)
+            names = [label for _, label in child.memory.ids()]
+            _, vectors = child.vectors()
+            recall = child._student.recall
+            assert recall is not None
+            for row, label in enumerate(child._student.labels):
+                mine = vectors[[i for i, its in enumerate(names) if its == label]].double()
+                torch.testing.assert_close(recall.sums[row], mine.sum(0))
+                assert recall.counts[row] == len(mine)
 
 
 def test_an_example_is_found_again_after_splits(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def mixed(answers: Sequence[Answer], weights: Tensor) -> Answer:
         original=mean([answer.opinions.original for answer in answers]),
         other=mean([answer.opinions.other for answer in answers]),
         records=records,
+        votes=None,
     )
     alpha = mean([answer.alpha.expand_as(answer.values) for answer in answers])
     return Answer(opinions, alpha, mean([answer.values for answer in answers]))

@@ -6,7 +6,7 @@ model (tuned CLIP, tuned DINOv2, a scorer of the user's own) gets a weight for e
     P(y) = sum over the others of alpha_m(y) * P_m(y)  +  (1 - their sum) * P_original(y),
 
 from how often it was right about that label, just before it learned each example. With two models
-`ocw` is `anytimecl.blend`'s OCW bit for bit, and `gated` its default.
+`ocw` is `anytimecl.blend`'s OCW bit for bit, and `gated` its `gated`.
 """
 
 from __future__ import annotations

@@ -19,17 +19,14 @@ from anytimecl.checkpoint import Checkpoint
 from anytimecl.classifier import AnytimeClassifier, _Asked
 from anytimecl.keeper import CHECKPOINT
 from anytimecl.memory import open_memory
-from anytimecl.recall import COUNTS, SUMS
+from anytimecl.recall import SUMS, Recall
 from anytimecl.sampling import SAMPLERS
 from anytimecl.scale.routes import two_means
 from anytimecl.student import VECTORS, Learned
 from anytimecl.tail import Seen, embed
 
 CHUNK = 256  # examples that are looked at in one go
-BY_LABEL = (
-    *("weights.classifier", "first.classifier", "second.classifier"),
-    *(VECTORS, SUMS, COUNTS),
-)  # tensors of a checkpoint with a row for each label
+CLASSIFIER = ("weights.classifier", "first.classifier", "second.classifier")
 
 
 class Lesson(NamedTuple):
@@ -48,6 +45,13 @@ class Answer(NamedTuple):
     alpha: Tensor  # weight of the tuned model
     values: Tensor  # [image, label], blended
 
+    @classmethod
+    def of(cls, opinions: Opinions, name: str) -> Answer:
+        """By a blend; votes are heard now, and need not travel."""
+        values = blend(name, opinions)
+        opinions = dataclasses.replace(opinions, votes=None)
+        return cls(opinions, weights(name, opinions), values)
+
 
 def image_vectors(backbone: Backbone, tokens: Tensor | Seen) -> Tensor:
     """Unit vectors [image, dim] of the original model, by which images find their leaf."""
@@ -65,8 +69,7 @@ class Leaf(AnytimeClassifier):
     def answer(self, tokens: Tensor, labels: Sequence[str], vectors: Tensor) -> Answer:
         """What this leaf says of images [image, token, width] over labels [label, dim]."""
         opinions = self._opinions(tokens, _Asked(tuple(labels), list(labels), vectors))
-        name = self.settings.blend
-        return Answer(opinions, weights(name, opinions), blend(name, opinions))
+        return Answer.of(opinions, self.settings.blend)
 
     def known_labels(self) -> list[str]:
         """Every label with an example here."""
@@ -102,19 +105,24 @@ class Leaf(AnytimeClassifier):
                 return None
             saved = self._student.checkpoint()
             for part, folder in enumerate(folders):
-                own = [i for i, side in zip(ids, halves.side.tolist(), strict=True) if side == part]
-                self._found(folder, own, saved)
+                own = (halves.side == part).nonzero().flatten().tolist()
+                self._found(folder, [ids[i] for i in own], vectors[own], saved)
             return halves.centres
 
-    def _found(self, folder: Path, ids: Sequence[int], saved: Checkpoint) -> None:
-        """A leaf with some of the examples, starting from the weights of this one."""
+    def _found(self, folder: Path, ids: Sequence[int], vectors: Tensor, saved: Checkpoint) -> None:
+        """A leaf with some of the examples, starting from the weights of this one.
+
+        It has the evidence of this one, but recalls its own examples alone.
+        """
         shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was cut short
         with open_memory(folder, create=dict(self.memory.meta)) as memory:
             sampler = SAMPLERS[self.settings.sampler]()
+            named: list[str] = []
             for start in range(0, len(ids), CHUNK):
                 rows = [row for _, row in self.memory.rows(ids[start : start + CHUNK])]
                 for example, row in zip(memory.append_many(rows), rows, strict=True):
                     sampler.add(example, row.label)
+                    named.append(row.label)
             labels = list(memory.labels())
             state = {**saved.state, "labels": labels, "sampler": sampler.state()}
             estimates = saved.state["estimates"]
@@ -122,8 +130,13 @@ class Leaf(AnytimeClassifier):
             state["estimates"] = {**estimates, "labels": known}
             rows_kept = torch.tensor([saved.state["labels"].index(name) for name in labels])
             tensors = {
-                name: value[rows_kept] if name in BY_LABEL else value
+                name: value[rows_kept] if name in (VECTORS, *CLASSIFIER) else value
                 for name, value in saved.tensors.items()
             }
+            if SUMS in tensors:
+                recall = Recall(vectors.shape[1])
+                recall.make_room(len(labels))
+                recall.add([labels.index(label) for label in named], vectors)
+                tensors |= recall.state()
             child = dataclasses.replace(saved, event=memory.last, tensors=tensors, state=state)
             checkpoints.save(child, folder / CHECKPOINT)

@@ -7,6 +7,8 @@ teaches a sleeping leaf wakes it.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anytimecl.blend import Estimates, Opinions, blend, weights
+from anytimecl.blend import Estimates, Opinions
 from anytimecl.scale.leaf import Answer, Leaf
 from anytimecl.tail import embed
 
@@ -78,7 +80,8 @@ class Dreaming:
         self._thin = compressed(self._original, student.learner.params, rank)
         self._other = student.learner.other_logit.clone()
         self._estimates = Estimates.restored(student.estimates.state())
-        self._means, self._rows = student.recall.means(), dict(student.rows)
+        self._recall = copy.deepcopy(student.recall) if self._blend == "recalled" else None
+        self._rows = dict(student.rows)
 
     @torch.no_grad()
     def answer(self, tokens: Tensor, labels: Sequence[str], vectors: Tensor) -> Answer:
@@ -92,9 +95,11 @@ class Dreaming:
             logits = self._logits(self._images(restored, tokens), vectors)
             other = self._other.expand(len(logits), 1)
             tuned, none = logits.softmax(1), torch.cat([logits, other], 1).softmax(1)[:, -1]
-        votes = self._means.votes(images, [self._rows.get(label, -1) for label in labels])
-        opinions = Opinions(tuned, original, none, records, self._estimates.overall, votes)
-        return Answer(opinions, weights(self._blend, opinions), blend(self._blend, opinions))
+        opinions = Opinions(tuned, original, none, records, self._estimates.overall)
+        if self._recall is not None:
+            means = self._recall.means([self._rows.get(label, -1) for label in labels])
+            opinions = dataclasses.replace(opinions, votes=means.votes(images))
+        return Answer.of(opinions, self._blend)
 
     def _images(self, params: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
         return F.normalize(embed(params, self._spec.tail, tokens), dim=-1)

@@ -24,7 +24,10 @@ class LeafStream(StreamLearner):
     """A leaf; a child goes on from its parent."""
 
     def inherit(self, parent: LeafStream, members: Sequence[int]) -> None:
-        """Take the parent's weights and evidence, and these of its examples as learned."""
+        """Take the parent's weights and evidence, and these of its examples as learned.
+
+        What the child recalls is these alone.
+        """
         for index in members:
             label = self._label_of[index]
             self._enter(label)
@@ -37,7 +40,7 @@ class LeafStream(StreamLearner):
         state["labels"] = {name: state["labels"][name] for name in self.labels}
         self.estimates = type(parent.estimates).restored(state)
         self._learned = Counter({name: self.estimates.of(name).seen for name in self.labels})
-        self.recall = parent.recall.of([parent.rows[name] for name in self.labels])
+        self._recall(members, self._original_images(members))
 
     @property
     def members(self) -> list[int]:
