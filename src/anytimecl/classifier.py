@@ -321,9 +321,9 @@ class AnytimeClassifier(Closing):
         """Remove an example, or every example of a label, for good; returns how many.
 
         What was learned since the last checkpoint is learned again without them, so the answer is
-        `clean` if that checkpoint is older than they are: then nothing of them was kept. Otherwise,
-        and always without a folder, what they had taken stays until `rebuild`; `consolidate` wears
-        it down in the weights.
+        `clean` if that checkpoint is older than they are: then weights and estimates kept nothing.
+        Otherwise, and always without a folder, what they had taken stays until `rebuild`;
+        `consolidate` wears it down.
         """
         if (example_id is None) == (label is None):
             raise LabelError("Say what to forget: either example_id=... or label=...")

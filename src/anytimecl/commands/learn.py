@@ -320,7 +320,7 @@ def forget(
         else:
             typer.echo(
                 "What the model took from it stays until `anytimecl rebuild`; "
-                "`anytimecl consolidate` wears it down in the weights."
+                "`anytimecl consolidate` wears it down."
             )
 
 

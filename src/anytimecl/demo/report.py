@@ -136,7 +136,8 @@ def _looks(looks: Sequence[Look]) -> str:
     return (
         "<h2>What was measured</h2>\n"
         "<p>The answer is a blend of two models: the original, which never changes, and a tuned "
-        "copy. Each label trusts whichever has been right about it. All labels of both tasks are "
+        "copy, which also hears whose images the new one looks like. Each label trusts whichever "
+        "has been right about it. All labels of both tasks are "
         "asked at once, so what is learned about one task speaks in the other, too, for better or "
         "worse; labels that are asked by themselves and never taught keep every answer.</p>\n"
         '<div class="scroll"><table><thead><tr><th>when</th><th>learned</th><th>lights</th>'
