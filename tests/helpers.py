@@ -74,7 +74,7 @@ def knowledge(classifier: AnytimeClassifier) -> dict[str, Any]:
     student = classifier._student
     return {
         "tensors": {name: value.clone() for name, value in student.learner.state().items()},
-        "recall": student.recall and {n: t.tolist() for n, t in student.recall.state().items()},
+        "recall": {name: value.tolist() for name, value in student.recall.state().items()},
         "estimates": student.estimates.state(),
         "sampler": student.sampler.state(),
         "labels": list(student.labels),

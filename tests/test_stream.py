@@ -45,7 +45,6 @@ def check_same(learner: StreamLearner, student: Student, tolerance: float = 1e-4
     for name, value in learner.learner.state().items():
         torch.testing.assert_close(value.cpu(), expected[name], atol=tolerance, rtol=1e-3)
     assert learner.estimates.state() == student.estimates.state()
-    assert student.recall is not None
     for name, value in student.recall.state().items():
         torch.testing.assert_close(learner.recall.state()[name], value, atol=1e-5, rtol=1e-5)
     assert (learner.labels, learner.rows) == (student.labels, student.rows)

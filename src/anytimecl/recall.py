@@ -67,6 +67,7 @@ class Recall:
         self._sums = torch.zeros(16, dim, dtype=torch.float64)
         self._counts = torch.zeros(16, dtype=torch.long)  # [row]
         self._rows = 0
+        self.whole = True  # no: it went on from who did not recall, and what came before is missing
 
     @property
     def sums(self) -> Tensor:
@@ -119,18 +120,20 @@ class Recall:
         self._take(self.sums[left], self.counts[left])
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
-        return {SUMS: self.sums, COUNTS: self.counts}
+        """For a checkpoint; nothing, if it is not whole."""
+        return {SUMS: self.sums, COUNTS: self.counts} if self.whole else {}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Back from `state`, for as many labels as there are rows."""
+        self.whole = bool(state)
         mine = self.state()
         if state.keys() != mine.keys() or any(
             (state[name].shape, state[name].dtype) != (value.shape, value.dtype)
             for name, value in mine.items()
         ):
             raise CheckpointError("The checkpoint holds means of other labels or another model.")
-        self._take(state[SUMS].clone(), state[COUNTS].clone())
+        if self.whole:
+            self._take(state[SUMS].clone(), state[COUNTS].clone())
 
     def _take(self, sums: Tensor, counts: Tensor) -> None:
         self._sums, self._counts, self._rows = sums, counts, len(counts)

@@ -65,8 +65,7 @@ class Student:
         self.lock = lock  # held while writing, so that no reader sees half an update
         self.learner = self.learner_type(backbone.spec, backbone.tail, settings.learner)
         self.estimates = Estimates(settings.eta)
-        # None: it went on from a checkpoint of who did not recall, and what came before is missing.
-        self.recall: Recall | None = Recall(backbone.spec.dim)
+        self.recall = Recall(backbone.spec.dim)
         self.sampler = SAMPLERS[settings.sampler]()
         self.labels: list[str] = []  # seen, in order of first appearance
         self.rows: dict[str, int] = {}  # label -> its place in `labels`
@@ -129,8 +128,7 @@ class Student:
         with self.lock.writing():
             self.learner.apply(update, rate)
             self.estimates.add(label, tuned=learned.tuned, original=learned.original)
-            if self.recall is not None:
-                self.recall.add([self.rows[label]], image.unsqueeze(0))
+            self.recall.add([self.rows[label]], image.unsqueeze(0))
             self._remember(example, label)
             self.event = example
         return learned
@@ -229,11 +227,7 @@ class Student:
         vectors = tensors.pop(VECTORS)
         for label, vector in zip(saved.state["labels"], vectors, strict=True):
             self._enter(label, vector)
-        recalled = {name: tensors.pop(name) for name in (SUMS, COUNTS) if name in tensors}
-        if self.recall is not None and recalled:
-            self.recall.restore(recalled)
-        else:
-            self.recall = None
+        self.recall.restore({n: tensors.pop(n) for n in (SUMS, COUNTS) if n in tensors})
         self.learner.restore(tensors)
         self.estimates = Estimates.restored(saved.state["estimates"])
         for example, label in self.memory.ids():
@@ -257,30 +251,32 @@ class Student:
 
     def means(self, rows: Sequence[int]) -> Means | None:
         """Of the images of these labels, if the blend listens to them."""
-        if self.recall is None or self.settings.blend != "recalled":
-            return None
-        return self.recall.means(rows)
+        listens = self.recall.whole and self.settings.blend == "recalled"
+        return self.recall.means(rows) if listens else None
 
     @torch.no_grad()
+    def images(self, examples: Sequence[int]) -> tuple[list[int], Tensor]:
+        """Of these, every one that can be read, as the original model sees it: [example, dim]."""
+        found, images = [], [torch.empty(0, self.backbone.spec.dim)]
+        for start in range(0, len(examples), OFFLINE_CHUNK):
+            stored = self.memory.read_ok(examples[start : start + OFFLINE_CHUNK])
+            if stored:
+                tokens = self.codec.decode([r for _, r in stored], self.backbone.device)
+                images.append(self.learner.original_images(tokens).cpu())
+                found += [example for example, _ in stored]
+        return found, torch.cat(images)
+
     def _recall_again(self) -> None:
         """Nothing of a forgotten image may stay in a mean: who has the other images could tell it.
 
         (A label whose examples had to make room loses what it had of these, too.)
         """
-        if self.recall is None:
-            return
         for label, row in self.rows.items():
-            if self.recall.counts[row] == self._examples.get(label, 0):
+            if not self.recall.whole or self.recall.counts[row] == self._examples[label]:
                 continue
-            left = [i for i, its in enumerate(self._label_of) if its == label]
-            images = []
-            for start in range(0, len(left), OFFLINE_CHUNK):
-                records = [r for _, r in self.memory.read_ok(left[start : start + OFFLINE_CHUNK])]
-                if records:
-                    tokens = self.codec.decode(records, self.backbone.device)
-                    images.append(self.learner.original_images(tokens).cpu())
+            _, images = self.images([i for i, its in enumerate(self._label_of) if its == label])
             with self.lock.writing():
-                self.recall.replace(row, torch.cat([self.recall.sums[:0], *images]))
+                self.recall.replace(row, images)
 
     def _repeat(self, example: int) -> None:
         for _, record in self.memory.read_ok([example]):  # none, if it was forgotten since
@@ -356,8 +352,7 @@ class Student:
 
     def _tensors(self) -> dict[str, Tensor]:
         vectors = {VECTORS: self._vectors[: len(self.labels)]}
-        recalled = {} if self.recall is None else self.recall.state()
-        return self.learner.state() | vectors | recalled
+        return self.learner.state() | vectors | self.recall.state()
 
     def _register(self, label: str) -> None:
         if label not in self.rows:
@@ -375,8 +370,7 @@ class Student:
         self.labels.append(label)
         self.rows[label] = row
         self.learner.make_room(row + 1)
-        if self.recall is not None:
-            self.recall.make_room(row + 1)
+        self.recall.make_room(row + 1)
 
     def _retire(self, label: str) -> None:
         """Nothing may keep the text of a forgotten label, or tell others apart from it."""
@@ -388,8 +382,7 @@ class Student:
             self.rows[later] -= 1
         self._vectors = torch.cat([self._vectors[:row], self._vectors[row + 1 :]])
         self.learner.drop_row(row)
-        if self.recall is not None:
-            self.recall.drop(row)
+        self.recall.drop(row)
 
     def _remember(self, example: int, label: str) -> None:
         self.sampler.add(example, label)

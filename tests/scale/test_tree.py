@@ -118,7 +118,6 @@ def test_children_recall_their_own_examples(tmp_path: Path) -> None:
             names = [label for _, label in child.memory.ids()]
             _, vectors = child.vectors()
             recall = child._student.recall
-            assert recall is not None
             for row, label in enumerate(child._student.labels):
                 mine = vectors[[i for i, its in enumerate(names) if its == label]].double()
                 torch.testing.assert_close(recall.sums[row], mine.sum(0))

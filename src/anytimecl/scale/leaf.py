@@ -81,15 +81,7 @@ class Leaf(AnytimeClassifier):
 
     def vectors(self) -> tuple[list[int], Tensor]:
         """Every example that can be read, and its vector [example, dim]."""
-        ids = [example for example, _ in self.memory.ids()]
-        found, vectors = [], []
-        for start in range(0, len(ids), CHUNK):
-            stored = self.memory.read_ok(ids[start : start + CHUNK])
-            if stored:
-                tokens = self._codec.decode([r for _, r in stored], self.backbone.device)
-                vectors.append(image_vectors(self.backbone, tokens).cpu())
-                found += [example for example, _ in stored]
-        return found, torch.cat(vectors) if vectors else torch.empty(0, self.backbone.spec.dim)
+        return self._student.images([example for example, _ in self.memory.ids()])
 
     def divide(self, folders: tuple[Path, Path]) -> Tensor | None:
         """Make two leaves of this one, each with the half of the examples nearer to its centre.

@@ -7,7 +7,6 @@ teaches a sleeping leaf wakes it.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,8 +79,8 @@ class Dreaming:
         self._thin = compressed(self._original, student.learner.params, rank)
         self._other = student.learner.other_logit.clone()
         self._estimates = Estimates.restored(student.estimates.state())
-        self._recall = copy.deepcopy(student.recall) if self._blend == "recalled" else None
-        self._rows = dict(student.rows)
+        self._place = {label: place for place, label in enumerate(student.labels)}
+        self._means = student.means(range(len(student.labels)))
 
     @torch.no_grad()
     def answer(self, tokens: Tensor, labels: Sequence[str], vectors: Tensor) -> Answer:
@@ -96,9 +95,10 @@ class Dreaming:
             other = self._other.expand(len(logits), 1)
             tuned, none = logits.softmax(1), torch.cat([logits, other], 1).softmax(1)[:, -1]
         opinions = Opinions(tuned, original, none, records, self._estimates.overall)
-        if self._recall is not None:
-            means = self._recall.means([self._rows.get(label, -1) for label in labels])
-            opinions = dataclasses.replace(opinions, votes=means.votes(images))
+        if self._means is not None:
+            places = torch.tensor([self._place.get(label, len(self._place)) for label in labels])
+            votes = self._means._replace(places=places).votes(images)
+            opinions = dataclasses.replace(opinions, votes=votes)
         return Answer.of(opinions, self._blend)
 
     def _images(self, params: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
