@@ -76,7 +76,8 @@ def voted(strength: float = 1.0, kept: float = 0.1) -> Variant:
     """The default blend, with votes of so many times the strength."""
 
     def answers(opinions: Opinions) -> Tensor:
-        assert opinions.votes is not None
+        if opinions.votes is None:
+            return blend("gated", opinions)
         louder = dataclasses.replace(opinions, votes=strength * opinions.votes)
         return blend("gated", recalled(louder, kept))
 
@@ -85,7 +86,8 @@ def voted(strength: float = 1.0, kept: float = 0.1) -> Variant:
 
 def unpriced(opinions: Opinions) -> Tensor:
     """The default blend, if votes cost a label nothing."""
-    assert opinions.votes is not None
+    if opinions.votes is None:
+        return blend("gated", opinions)
     price = opinions.column(lambda record: record.seen / (record.seen + 1))
     return blend("recalled", dataclasses.replace(opinions, votes=opinions.votes + price))
 

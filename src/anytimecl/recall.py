@@ -58,7 +58,8 @@ class Recall:
     >>> recall = Recall(2)
     >>> recall.make_room(2)
     >>> recall.add([0, 1], torch.eye(2))
-    >>> recall.means([0, 1, -1]).votes(torch.tensor([[1.0, 0.0]])).argmax().item()
+    >>> means = recall.means([0, 1, -1])
+    >>> means.votes(torch.tensor([[1.0, 0.0]])).argmax().item()
     0
     """
 
@@ -91,13 +92,19 @@ class Recall:
         self.counts[row] = 0
         self.add([row] * len(images), images)
 
-    def means(self, rows: Sequence[int]) -> Means:
-        """Of these labels, -1 for one never seen. What comes later does not change them."""
+    def means(self, rows: Sequence[int]) -> Means | None:
+        """Of these labels, -1 for one never seen. What comes later does not change them.
+
+        None while there are images of one label at most: they resemble each other, but more or
+        less than what?
+        """
+        if (self.counts > 0).sum() < 2:
+            return None
         known = [row for row in dict.fromkeys(rows) if row >= 0]
         place = {row: i for i, row in enumerate(known)}
         total, count = self.sums.sum(0), self.counts.sum()
-        centre = total / count.clamp_min(1)
-        # With one example more than there are, or the first would be spread over nothing.
+        centre = total / count
+        # With one example more than there are, or the first few would be spread over too little.
         spread = 1 - (total / (count + 1)).square().sum()
         sums, counts = self.sums[known], self.counts[known]
         share = 1 / (counts + 1)

@@ -293,14 +293,14 @@ def opinions_of(
 ) -> Opinions:
     """What both models say of a batch over these labels, and what is known about each."""
     places = [rows.get(name, -1) for name in names]
-    images = learner.original_images(tokens)
+    images, means = learner.original_images(tokens), recall.means(places)
     return Opinions.of(
         learner.tuned_logits(tokens, vectors, torch.tensor(places, device=vectors.device)),
         learner.named(images, vectors),
         learner.other_logit,
         [estimates.of(name) for name in names],
         estimates.overall,
-        recall.means(places).votes(images),
+        None if means is None else means.votes(images),
     )
 
 
