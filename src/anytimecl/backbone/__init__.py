@@ -1,13 +1,15 @@
 """Backbones: a frozen trunk, the parameters of the tail, and the embeddings of labels.
 
 Every model is a data file: `models/*.json` says which models are known by name, `families/*.json`
-how the checkpoints of a family are laid out. `load` is the one door to all of them.
+how the checkpoints of a family are laid out. `load` is the one door to all of them, and to those of
+others that are registered in `BACKBONES`: docs/extending.md.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -16,15 +18,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from anytimecl.backbone import repository
+from anytimecl.backbone.codes import SCALE, CodeText
 from anytimecl.backbone.preprocess import pixels as preprocess_pixels
+from anytimecl.backbone.prior import Prior, prior_file
 from anytimecl.backbone.spec import Preprocess, Spec, TailSpec
-from anytimecl.backbone.text import LabelCache, TextEncoder, embed_labels
+from anytimecl.backbone.text import LabelCache, TextEncoder, cache_folder, embed_labels
 from anytimecl.errors import ImageError, ModelError
+from anytimecl.registry import Choice, Named, Registry, check_options
 
 if TYPE_CHECKING:
     import PIL.Image
 
 __all__ = [
+    "BACKBONES",
     "Backbone",
     "ModelCard",
     "Preprocess",
@@ -32,8 +39,10 @@ __all__ = [
     "TailSpec",
     "TextEncoder",
     "Trunk",
+    "card_of",
     "list_models",
     "load",
+    "load_stored",
 ]
 
 ENCODE_BATCH = 32  # images in the trunk at once: bounds activations, and more is no faster
@@ -57,6 +66,13 @@ class Backbone:
     text: TextEncoder | None  # None: the model knows images only
     templates: tuple[str, ...] = ("{}",)  # the prompts that embed a label unless others are given
     label_cache: LabelCache = field(default_factory=LabelCache, repr=False)
+    prior: Prior | None = field(default=None, repr=False)  # None: nobody has measured it
+    # What `spec.weights` was in older versions; slow, so only where a memory knows another.
+    former_weights: Callable[[], str] | None = field(default=None, repr=False)
+    # What it was with another text side: all that a memory keeps of images holds.
+    former_specs: tuple[Spec, ...] = field(default=(), repr=False)
+    # What one from outside was made with, besides its name: a memory writes it down.
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def device(self) -> torch.device:
@@ -73,12 +89,13 @@ class Backbone:
     @torch.no_grad()  # not inference_mode: its tensors could never enter a training step
     def encode(self, images: Sequence[PIL.Image.Image]) -> Tensor:
         """RGB images to the tokens that enter the tail, [image, token, width]."""
+        device = self.device
         batches = [
-            self.trunk(self.pixels(images[start : start + ENCODE_BATCH]).to(self.device))
+            self.trunk(self.pixels(images[start : start + ENCODE_BATCH]).to(device))
             for start in range(0, _several(images), ENCODE_BATCH)
         ]
         if not batches:
-            return torch.empty(0, self.spec.tokens, self.spec.tail.width, device=self.device)
+            return torch.empty(0, self.spec.tokens, self.spec.tail.width, device=device)
         return torch.cat(batches)
 
     def embed_labels(self, labels: Sequence[str], templates: Sequence[str] | None = None) -> Tensor:
@@ -87,16 +104,56 @@ class Backbone:
         Each label is put into every template; the vectors of its prompts are averaged and made
         of unit length again. Known labels come from a cache, in RAM and on disk.
         """
+        text = self.require_text()
+        chosen = self.templates if templates is None else tuple(templates)
+        vectors = embed_labels(
+            text, self.label_cache, self.spec.fingerprint, self.spec.dim, labels, chosen
+        )
+        return vectors.to(self.device)
+
+    def require_text(self) -> TextEncoder:
+        """The text side, or an error."""
         if self.text is None:
             raise ModelError(
                 f"{self.spec.name} knows images only and cannot embed labels. Use a model with "
                 'a text side, such as "embedded", or a CLIP or SigLIP model.'
             )
-        chosen = self.templates if templates is None else tuple(templates)
-        vectors = embed_labels(
-            self.text, self.label_cache, self.spec.fingerprint, self.spec.dim, labels, chosen
+        return self.text
+
+    def with_labels(self) -> Backbone:
+        """This model as a memory has it: one that knows images only takes labels as codes."""
+        if self.text is not None:
+            return self
+        return dataclasses.replace(
+            self,
+            spec=dataclasses.replace(self.spec, names=False, logit_scale=SCALE),
+            text=CodeText(self.spec.dim),
+            templates=("{}",),
+            label_cache=LabelCache(),
         )
-        return vectors.to(self.device)
+
+    def known_as(self, fingerprint: str) -> Backbone:
+        """This model as a memory knows it, if only by the digest of an older version.
+
+        A model that is another one comes back as it is, and its fingerprint still differs.
+        """
+        renamed = [dataclasses.replace(self, spec=spec) for spec in self.former_specs]
+        for known in (self, self.with_labels(), *renamed):
+            if known.spec.fingerprint == fingerprint:
+                return known
+        former = self.former()
+        return former if former.spec.fingerprint == fingerprint else self
+
+    def former(self) -> Backbone:
+        """This model as older versions described it; what is made of it had a name by that."""
+        if self.former_weights is None:
+            return self
+        spec = dataclasses.replace(self.spec, weights=self.former_weights())
+        return dataclasses.replace(self, spec=spec)
+
+
+# Backbones from outside, each made with the device's name and its options.
+BACKBONES: Registry[Backbone] = Registry("backbone", {}, context=1)
 
 
 def _several(images: Sequence[PIL.Image.Image]) -> int:
@@ -119,6 +176,7 @@ class ModelCard:
     about: str
     templates: tuple[str, ...] | None = None  # None: the family's own
     in_float: bool = False  # of the embedded model: its float trunk, also on a CPU
+    also: tuple[str, ...] = ()  # what others call it: OpenAI, open_clip, torch.hub
 
 
 def list_models() -> list[ModelCard]:
@@ -132,67 +190,181 @@ def list_models() -> list[ModelCard]:
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".json"):
             values: dict[str, Any] = json.loads(entry.read_text(encoding="utf-8"))
-            if values.get("templates") is not None:
-                values["templates"] = tuple(values["templates"])
-            cards.append(ModelCard(**values))
+            lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+            cards.append(ModelCard(**{**values, **lists}))
     return cards
 
 
-def load(name: str | Path = "embedded", *, tail_blocks: int = 1, device: str = "cpu") -> Backbone:
-    """A model by its name here, its Hugging Face name, or the folder that holds it.
+def load(
+    name: Choice[Backbone] | Path = "embedded",
+    *,
+    tail_blocks: int | None = None,
+    device: str = "cpu",
+) -> Backbone:
+    """A model by its name here, its Hugging Face name or address, or the folder that holds it.
 
-    The last `tail_blocks` blocks become the tail. A Hugging Face name may carry a revision:
-    `"openai/clip-vit-base-patch32@main"`. Weights are read from safetensors files only.
+    It may come with options, as {"name": ..., "options": {"tail_blocks": 2}}; one that is loaded
+    already is itself. What is registered in `BACKBONES` has options of its own.
+
+    The last `tail_blocks` blocks become the tail; unless told, one, and of a SigLIP 0: its pooling
+    head, which is a block of its own. A Hugging Face name may carry a revision:
+    `"openai/clip-vit-base-patch32@main"`; exactly that is loaded, and `spec.revision` is its
+    commit. Weights are read from safetensors files only. A trunk that `anytimecl export` wrote
+    is named by its `.onnx` file, and has the tail that it was cut for.
     """
-    if isinstance(tail_blocks, bool) or not isinstance(tail_blocks, int) or tail_blocks < 1:
-        raise ModelError(f"tail_blocks is a whole number from 1, not {tail_blocks!r}.")
+    named = Named(str(name)) if isinstance(name, Path) else BACKBONES.read(name)
+    if isinstance(named.given, Backbone):
+        return named.given
+    if named.given is not None or named.name in BACKBONES:
+        found = BACKBONES.make(named, device)
+        spec = dataclasses.replace(found.spec, name=named.name)
+        return dataclasses.replace(found, spec=spec, options=named.options)
+    check_options(f"the model {named.name!r}", named.options, _takes)
+    tail_blocks = named.options.get("tail_blocks", tail_blocks)
+    if tail_blocks is not None and (
+        isinstance(tail_blocks, bool) or not isinstance(tail_blocks, int) or tail_blocks < 0
+    ):
+        raise ModelError(f"tail_blocks is a whole number, not {tail_blocks!r}.")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # what torch raises for a device not there
         raise ModelError(f"The device {device!r} cannot be used here: {error}") from error
+    card = card_of(name if isinstance(name, Path) else named.name)
+    return _LOADERS[card.loader](card, tail_blocks, device)
+
+
+def _takes(tail_blocks: int | None = None) -> None:
+    """The options of a model that is not from outside."""
+
+
+def card_of(name: str | Path) -> ModelCard:
+    """The card of any model that `load` takes; one is made up for those not known by name."""
     known = {card.name: card for card in list_models()}
-    known.update({card.source: card for card in known.values() if card.loader == "hub"})
-    card = known.get(str(name))
-    if card is not None and not isinstance(name, Path):
-        return _LOADERS[card.loader](card, tail_blocks, device)
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        source = str(folder.resolve())
-    elif isinstance(name, Path) or name.startswith((".", "~", "/")) or "\\" in name:
+    called = known | {other: card for card in known.values() for other in card.also}
+    if isinstance(name, str) and name in called:
+        return called[name]
+    path = Path(name).expanduser()
+    if path.is_dir():
+        folder = str(path.resolve())
+        return ModelCard(folder, "hub", folder, family="", about="a folder")
+    if path.suffix == ".onnx" and path.is_file():
+        file = str(path.resolve())
+        return ModelCard(file, "trunk", file, family="", about="an exported trunk")
+    if path.is_file():
+        raise ModelError(
+            f"{name} is a file. Give the folder that it lies in, with its config.json."
+        )
+    if isinstance(name, Path) or name.startswith((".", "~", "/")) or "\\" in name:
         raise ModelError(f"There is no model folder {str(name)!r}.")
-    elif name.count("/") == 1:
-        source = name
-    else:
-        names = ", ".join(sorted(card.name for card in list_models()))
+    asked = repository.parse(name)
+    if asked is None:
+        names = ", ".join(sorted(known))
         raise ModelError(
             f"There is no model {name!r}. Known by name: {names}. Else give a Hugging Face name "
-            'such as "openai/clip-vit-base-patch32", or a folder that holds such a model.'
+            'such as "openai/clip-vit-base-patch32", or a folder that holds such a model. One of '
+            "your own is known once the module that registers it is imported."
         )
-    unlisted = ModelCard(source, "hub", source, family="", about="")
-    return _LOADERS["hub"](unlisted, tail_blocks, device)
+    source = str(asked)
+    for card in known.values():
+        if card.loader == "hub" and card.source == asked.repository:
+            return dataclasses.replace(card, source=source)
+    return ModelCard(source, "hub", source, family="", about="a model on the Hugging Face hub")
 
 
-def _load_hub(card: ModelCard, tail_blocks: int, device: str) -> Backbone:
+def load_stored(
+    stored: Mapping[str, str],
+    model: Choice[Backbone] | Path | None = None,
+    *,
+    device: str = "cpu",
+) -> Backbone:
+    """The model that a memory or an export was made with, as its description says.
+
+    `stored` holds the JSON of its `Spec` under "spec", and its "fingerprint". What came from the
+    hub is taken at the commit that it came from, whatever the branch holds by now. Another `model`
+    gets the same number of tail blocks; the name that the memory was made with is no other.
+    """
+    spec = json.loads(stored["spec"])
+    name, commit, blocks = str(spec["name"]), spec.get("revision", ""), spec["tail"]["blocks"]
+    if model is not None and not (commit and _source_of(model) == name):
+        # No block: of a SigLIP what it has by default, and no other can do with none.
+        found = load(model, tail_blocks=blocks or None, device=device)
+        return found.known_as(stored["fingerprint"])
+    pinned = repository.pinned(name, commit)
+    try:
+        if commit and Path(name).suffix == ".onnx":
+            found = _trunk(Path(name), blocks, device, commit)
+        else:
+            options = json.loads(stored.get("model", "{}"))
+            found = load({"name": pinned, "options": options}, tail_blocks=blocks, device=device)
+    except ModelError as error:
+        raise ModelError(f"{error} The memory was made with this model.") from error
+    if pinned != name:  # the name that was given, not the commit that it became
+        found = dataclasses.replace(found, spec=dataclasses.replace(found.spec, name=name))
+    return found.known_as(stored["fingerprint"])
+
+
+def _source_of(model: Choice[Backbone] | Path) -> str | None:
+    """Where a choice that is but a name comes from, as descriptions have it."""
+    if isinstance(model, Backbone):
+        return None
+    named = Named(str(model)) if isinstance(model, Path) else BACKBONES.read(model)
+    if named.given is not None or named.options or named.name in BACKBONES:
+        return None
+    return card_of(named.name).source
+
+
+def _load_hub(card: ModelCard, tail_blocks: int | None, device: str) -> Backbone:
     from anytimecl.backbone import hub  # heavy, so only when it is asked for
 
-    return hub.load(card, tail_blocks, device)
+    return _measured(hub.load(card, tail_blocks, device))
 
 
-def _load_embedded(card: ModelCard, tail_blocks: int, device: str) -> Backbone:
+def _load_embedded(card: ModelCard, tail_blocks: int | None, device: str) -> Backbone:
     from anytimecl.backbone import embedded
 
-    backbone: Backbone = embedded.load(tail_blocks, device, in_float=card.in_float)
+    blocks = 1 if tail_blocks is None else tail_blocks
+    backbone: Backbone = embedded.load(blocks, device, in_float=card.in_float)
     return backbone
 
 
-def _load_wheel(card: ModelCard, tail_blocks: int, device: str) -> Backbone:
+def _load_wheel(card: ModelCard, tail_blocks: int | None, device: str) -> Backbone:
     from anytimecl.backbone import wheel
 
-    return wheel.load(card, tail_blocks, device)
+    return _measured(wheel.load(card, tail_blocks, device))
 
 
-_LOADERS: dict[str, Callable[[ModelCard, int, str], Backbone]] = {
+def _measured(backbone: Backbone) -> Backbone:
+    """With its prior, if `anytimecl model prior` has measured one."""
+    file = prior_file(cache_folder(), backbone.spec.fingerprint)
+    return dataclasses.replace(backbone, prior=Prior.load(file)) if file.is_file() else backbone
+
+
+def _load_trunk(card: ModelCard, tail_blocks: int | None, device: str) -> Backbone:
+    return _trunk(Path(card.source), tail_blocks, device)
+
+
+def _trunk(file: Path, tail_blocks: int | None, device: str, commit: str = "") -> Backbone:
+    """The model that a trunk was exported from, with that trunk and the tail it was cut for."""
+    from anytimecl.backbone import export
+    from anytimecl.backbone.trunk import OnnxTrunk
+
+    told = OnnxTrunk(file).metadata
+    if "anytimecl.model" not in told:
+        raise ModelError(
+            f"{file} was not exported by anytimecl, so nothing says what model it is the trunk of."
+        )
+    name = repository.pinned(told["anytimecl.model"], commit)
+    found = load(name, tail_blocks=tail_blocks, device=device)
+    blocks = found.spec.tail.last + 1 - int(told["anytimecl.first"])
+    if blocks != found.spec.tail.blocks:
+        found = load(name, tail_blocks=blocks, device=device)
+    found = export.with_onnx(found, file)
+    return dataclasses.replace(found, spec=dataclasses.replace(found.spec, name=str(file)))
+
+
+_LOADERS: dict[str, Callable[[ModelCard, int | None, str], Backbone]] = {
     "hub": _load_hub,
     "embedded": _load_embedded,
     "wheel": _load_wheel,
+    "trunk": _load_trunk,
 }

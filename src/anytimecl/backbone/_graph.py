@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from anytimecl.backbone.spec import Preprocess, TailSpec
+from anytimecl.backbone.trunk import angles
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -55,10 +58,11 @@ def trunk_graph(params: Mapping[str, Tensor], spec: TailSpec, prep: Preprocess) 
     if "patch_embedding.bias" in params:
         weights.append(graph.constant("patch_embedding.bias", params["patch_embedding.bias"]))
     x = graph.node("Conv", "patches", "pixels", *weights, strides=[patch, patch])
-    count = len(params["positions"])
+    count = (prep.height // patch) * (prep.width // patch)
     x = graph.node("Reshape", "rows", x, graph.constant("rows_shape", [0, spec.width, count]))
     x = graph.node("Transpose", "columns", x, perm=[0, 2, 1])
-    x = graph.node("Add", "placed", x, graph.constant("positions", params["positions"]))
+    if "positions" in params:
+        x = graph.node("Add", "placed", x, graph.constant("positions", params["positions"]))
     if "prefix" in params:
         prefix = params["prefix"]  # [1, prefix, width]
         count += prefix.shape[1]
@@ -74,6 +78,9 @@ def trunk_graph(params: Mapping[str, Tensor], spec: TailSpec, prep: Preprocess) 
     graph.constant("attention_scale", float((spec.width // spec.heads) ** -0.5))
     if spec.activation == "quick_gelu":
         graph.constant("quick", 1.702)
+    if spec.rotary is not None:
+        for name, table in zip(("cosine", "sine"), _turns(spec, count), strict=True):
+            graph.constant(name, table)
     for index in range(spec.first):
         x = _block(graph, params, spec, f"layers.{index}.", x)
     graph.node("Identity", "tokens", x)
@@ -100,6 +107,8 @@ def _block(graph: _Graph, params: Mapping[str, Tensor], spec: TailSpec, at: str,
     for letter in "qkv":
         values = _linear(graph, params, f"{at}self_attn.{letter}_proj", normed)
         values = node("Reshape", f"{at}{letter}_heads", values, "heads_shape")
+        if spec.rotary is not None and letter != "v":
+            values = _turned(graph, f"{at}{letter}_", values)
         # Keys with their tokens last, ready to be multiplied.
         perm = [0, 2, 3, 1] if letter == "k" else [0, 2, 1, 3]
         heads[letter] = node("Transpose", f"{at}{letter}", values, perm=perm)
@@ -121,6 +130,30 @@ def _block(graph: _Graph, params: Mapping[str, Tensor], spec: TailSpec, at: str,
     return node("Add", at + "done", x, hidden)
 
 
+def _turns(spec: TailSpec, tokens: int) -> list[Tensor]:
+    """Cosines and sines [token, 1, depth]; what stands before the patches is not turned."""
+    assert spec.rotary is not None
+    tables = angles(spec.rotary, spec.width // spec.heads, torch.device("cpu"))
+    before = (0, 0, tokens - len(tables[0]), 0)
+    return [
+        F.pad(table, before, value=still).unsqueeze(1)
+        for table, still in zip(tables, (1.0, 0.0), strict=True)
+    ]
+
+
+def _turned(graph: _Graph, at: str, x: str) -> str:
+    """Queries or keys [batch, token, head, depth], turned by their place."""
+    import onnx
+
+    halves = [at + "first", at + "second"]
+    graph.nodes.append(onnx.helper.make_node("Split", [x], halves, axis=-1, num_outputs=2))
+    minus = graph.node("Neg", at + "minus", halves[1])
+    across = graph.node("Concat", at + "across", minus, halves[0], axis=-1)
+    across = graph.node("Mul", at + "sine", across, "sine")
+    along = graph.node("Mul", at + "cosine", x, "cosine")
+    return graph.node("Add", at + "turned", along, across)
+
+
 def _norm(graph: _Graph, params: Mapping[str, Tensor], spec: TailSpec, name: str, x: str) -> str:
     parts = [graph.constant(part, params[part]) for part in (name + ".weight", name + ".bias")]
     return graph.node("LayerNormalization", name, x, *parts, axis=-1, epsilon=spec.norm_eps)
@@ -128,6 +161,8 @@ def _norm(graph: _Graph, params: Mapping[str, Tensor], spec: TailSpec, name: str
 
 def _linear(graph: _Graph, params: Mapping[str, Tensor], name: str, x: str) -> str:
     weight = graph.constant(name + ".weight", params[name + ".weight"].T)
+    if name + ".bias" not in params:  # DINOv3's keys have none
+        return graph.node("MatMul", name + ".matmul", x, weight)
     bias = graph.constant(name + ".bias", params[name + ".bias"])
     return graph.node("Add", name, graph.node("MatMul", name + ".matmul", x, weight), bias)
 

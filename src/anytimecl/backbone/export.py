@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,10 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anytimecl.backbone import _pictures
+from anytimecl.backbone import _pictures, repository
 from anytimecl.backbone._graph import trunk_graph
 from anytimecl.backbone.trunk import OnnxTrunk, TorchTrunk, block
 from anytimecl.errors import ModelError
+from anytimecl.files import move_into_place
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -41,7 +41,7 @@ _COSINE = 0.95
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedTrunk:
     """A trunk that was written, and how far it is from the one in torch."""
 
     file: Path
@@ -51,7 +51,9 @@ class Exported:
     cosine: float  # of the image features that a tail makes of the tokens; the lowest
 
 
-def export_trunk(backbone: Backbone, file: Path | str, precision: Precision = "fp32") -> Exported:
+def export_trunk(
+    backbone: Backbone, file: Path | str, precision: Precision = "fp32"
+) -> ExportedTrunk:
     """Write the trunk of a model as ONNX, and compare it with torch on a few pictures."""
     trunk, spec = backbone.trunk, backbone.spec
     if not isinstance(trunk, TorchTrunk):
@@ -62,7 +64,7 @@ def export_trunk(backbone: Backbone, file: Path | str, precision: Precision = "f
     params = {name: value.detach().cpu() for name, value in trunk.params.items()}
     metadata = {
         "anytimecl.precision": precision,
-        "anytimecl.model": spec.name,
+        "anytimecl.model": repository.pinned(spec.name, spec.revision),
         "anytimecl.weights": spec.weights,
         "anytimecl.first": str(spec.tail.first),
     }
@@ -79,7 +81,7 @@ def export_trunk(backbone: Backbone, file: Path | str, precision: Precision = "f
         exported = dataclasses.replace(_compare(made, backbone, precision), file=file)
         _refuse_broken(exported)
         for part in sorted(Path(folder).iterdir(), reverse=True):  # the .data before what needs it
-            os.replace(part, file.parent / part.name)
+            move_into_place(part, file.parent / part.name)
     return exported
 
 
@@ -91,29 +93,40 @@ def with_onnx(backbone: Backbone, file: Path | str) -> Backbone:
     """
     file, spec = Path(file), backbone.spec
     trunk = OnnxTrunk(file)
-    own = trunk.metadata.get("anytimecl.weights"), trunk.metadata.get("anytimecl.first")
-    if own != (spec.weights, str(spec.tail.first)):
+    of_weights, first = (trunk.metadata.get(f"anytimecl.{key}") for key in ("weights", "first"))
+    former = backbone.former_weights
+    same = of_weights == spec.weights or (former is not None and of_weights == former())
+    if not same or first != str(spec.tail.first):
         of = trunk.metadata.get("anytimecl.model", "another model")
         raise ModelError(
             f"{file} was exported from {of}, and is not the trunk of {spec.name} with "
             f"{spec.tail.blocks} tail blocks. Load the model it came from, or export it again."
         )
-    if trunk.metadata["anytimecl.precision"] != "fp32":
-        digest = hashlib.sha256(spec.weights.encode())
+    if trunk.metadata["anytimecl.precision"] == "fp32":
+        return dataclasses.replace(backbone, trunk=trunk)
+
+    def with_file(weights: str) -> str:
+        digest = hashlib.sha256(weights.encode())
         for part in (file, _data(file)):
             if part.is_file():
                 with part.open("rb") as stream:
                     digest.update(hashlib.file_digest(stream, "sha256").digest())
-        spec = dataclasses.replace(spec, weights=digest.hexdigest())
-    return dataclasses.replace(backbone, spec=spec, trunk=trunk)
+        return digest.hexdigest()
+
+    return dataclasses.replace(
+        backbone,
+        spec=dataclasses.replace(spec, weights=with_file(spec.weights), trunk="int8"),
+        trunk=trunk,
+        former_weights=None if former is None else lambda: with_file(former()),
+    )
 
 
-def _compare(made: Path, backbone: Backbone, precision: Precision) -> Exported:
+def _compare(made: Path, backbone: Backbone, precision: Precision) -> ExportedTrunk:
     """The trunk in the file beside the one in torch."""
     pixels = backbone.pixels(_pictures.pictures()).to(backbone.device)
     expected, given = backbone.trunk(pixels), OnnxTrunk(made)(pixels)
     difference = given - expected
-    return Exported(
+    return ExportedTrunk(
         made,
         precision,
         max_difference=float(difference.abs().max()),
@@ -159,7 +172,7 @@ def _check_weights(made: Path, params: Mapping[str, Tensor]) -> None:
             raise ModelError(f"{name} is another in the int8 trunk; nothing was written.")
 
 
-def _refuse_broken(made: Exported) -> None:
+def _refuse_broken(made: ExportedTrunk) -> None:
     # "not (good)" rather than "bad", so that NaN is refused too.
     if made.precision == "fp32" and not made.relative_difference <= _TOKENS:
         raise ModelError(

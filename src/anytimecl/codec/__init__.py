@@ -1,27 +1,28 @@
 """Codecs: the tokens of one image to the bytes that the memory keeps, and back.
 
 A record says itself what it is and whether it is whole. `CODECS` names every codec; `make_codec`
-builds one for a model.
+builds one for a model. One of your own: docs/extending.md.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from anytimecl.backbone.spec import Spec
-from anytimecl.codec._fitted import FittedCodec
+from anytimecl.codec._check import checked
+from anytimecl.codec._record import pack, unpack
 from anytimecl.codec.attention_pca import AttentionPca, AttentionPcaConfig
 from anytimecl.codec.image import ImageBytes
-from anytimecl.codec.pca_dataset import PcaDataset, PcaDatasetConfig
 from anytimecl.codec.pca_image import PcaImage, PcaImageConfig
-from anytimecl.codec.tokens import Tokens, TokensConfig
-from anytimecl.codec.vq import Vq, VqConfig
-from anytimecl.errors import ModelError
-from anytimecl.tail import Seen
+from anytimecl.codec.pooled_pca import PooledPca, pools_alone
+from anytimecl.codec.tokens import TokensCodec, TokensConfig
+from anytimecl.registry import Choice, Registry
+from anytimecl.tail import TailInput
 
 __all__ = [
     "CODECS",
@@ -29,17 +30,18 @@ __all__ = [
     "AttentionPca",
     "AttentionPcaConfig",
     "Codec",
-    "FittedCodec",
     "ImageBytes",
-    "PcaDataset",
-    "PcaDatasetConfig",
     "PcaImage",
     "PcaImageConfig",
-    "Tokens",
+    "PooledPca",
+    "TokensCodec",
     "TokensConfig",
-    "Vq",
-    "VqConfig",
+    "checked",
+    "configured",
+    "default_codec",
     "make_codec",
+    "pack",
+    "unpack",
 ]
 
 
@@ -60,28 +62,68 @@ class Codec(Protocol):
         """Tokens [token, width] of one image to a record."""
         ...
 
-    def decode(self, records: Sequence[bytes], device: torch.device | str = "cpu") -> Tensor | Seen:
+    def decode(
+        self, records: Sequence[bytes], device: torch.device | str = "cpu"
+    ) -> Tensor | TailInput:
         """Records to tokens [batch, token, width], or to what a one-block tail sees of them."""
         ...
 
 
-CODECS: Mapping[str, Callable[[Spec, Mapping[str, Tensor]], Codec]] = {
-    "image": lambda spec, tail: ImageBytes(),
-    "tokens-fp32": lambda spec, tail: Tokens(spec, TokensConfig(bits=32)),
-    "tokens-fp16": lambda spec, tail: Tokens(spec, TokensConfig(bits=16)),
-    "vq": lambda spec, tail: Vq(spec),
-    "pca-dataset": lambda spec, tail: PcaDataset(spec),
-    "pca-image": lambda spec, tail: PcaImage(spec, tail),
-    "pca-image-cls": lambda spec, tail: PcaImage(spec, tail, PcaImageConfig(cls_weight=True)),
-    "pca-image-cls-int8": lambda spec, tail: PcaImage(
-        spec, tail, PcaImageConfig(cls_weight=True, int8=True)
-    ),
-    "attention-pca": lambda spec, tail: AttentionPca(spec, tail),
-}
+def configured(
+    make: Callable[..., Codec], config: Callable[..., object], **fixed: object
+) -> Callable[..., Codec]:
+    """What makes a codec of a model, with the fields of its configuration as options."""
+
+    def made(spec: Spec, tail: Mapping[str, Tensor], **options: Any) -> Codec:
+        return make(spec, tail, config(**fixed, **options))
+
+    fields = inspect.signature(config).parameters.values()
+    named = [each.replace(kind=each.KEYWORD_ONLY) for each in fields if each.name not in fixed]
+    first = list(inspect.signature(made).parameters.values())[:2]
+    made.__signature__ = inspect.Signature([*first, *named])  # type: ignore[attr-defined]
+    return made
+
+
+def _ours(spec: Spec, tail: Mapping[str, Tensor], config: AttentionPcaConfig) -> Codec:
+    return (PooledPca if pools_alone(spec) else AttentionPca)(spec, tail, config)
+
+
+def _tokens(spec: Spec, tail: Mapping[str, Tensor], config: TokensConfig) -> Codec:
+    return TokensCodec(spec, config)
+
+
+CODECS: Registry[Codec] = Registry(
+    "codec",
+    {
+        "image": lambda spec, tail: ImageBytes(),
+        "tokens-fp32": configured(_tokens, TokensConfig, bits=32),
+        "tokens-fp16": configured(_tokens, TokensConfig, bits=16),
+        "pca-image": configured(PcaImage, PcaImageConfig, cls_weight=False, int8=False),
+        "pca-image-cls": configured(PcaImage, PcaImageConfig, cls_weight=True, int8=False),
+        "pca-image-cls-int8": configured(PcaImage, PcaImageConfig, cls_weight=True, int8=True),
+        "attention-pca": configured(_ours, AttentionPcaConfig),
+    },
+    context=2,
+)
 DEFAULT = "attention-pca"
 
 
-def make_codec(name: str, spec: Spec, tail: Mapping[str, Tensor]) -> Codec:
+def default_codec(spec: Spec) -> str:
+    """The codec that a memory of this model has unless another is chosen.
+
+    Ours, where the tail is one that it understands; else the tokens themselves.
+
+    >>> from anytimecl.backbone import Preprocess, Spec, TailSpec
+    >>> pixels = Preprocess(32, 32, "exact", (32, 32), "bicubic", (0.5,) * 3, (0.5,) * 3)
+    >>> tail = TailSpec(11, 1, width=8, heads=2, activation="gelu", norm_eps=1e-6, pool="map")
+    >>> default_codec(Spec("tiny", "siglip", pixels, tail, 4, 8, 100.0, -10.0, "weights"))
+    'tokens-fp16'
+    """
+    one_block = spec.tail.blocks == 1 and spec.tail.pool == "cls"
+    return DEFAULT if one_block or pools_alone(spec) else "tokens-fp16"
+
+
+def make_codec(choice: Choice[Codec], spec: Spec, tail: Mapping[str, Tensor]) -> Codec:
     """The codec of that name for a model: its description and the parameters of its tail.
 
     >>> from anytimecl.backbone import Preprocess, Spec, TailSpec
@@ -92,12 +134,8 @@ def make_codec(name: str, spec: Spec, tail: Mapping[str, Tensor]) -> Codec:
     >>> record = codec.encode(torch.ones(5, 8))
     >>> len(record), codec.decode([record, record]).shape
     (92, torch.Size([2, 5, 8]))
-    >>> make_codec("attention-pca", spec, {})
+    >>> make_codec({"name": "attention-pca", "options": {"components": 8}}, spec, {})
     Traceback (most recent call last):
     anytimecl.errors.ModelError: The codec 'attention-pca' needs a tail of one block ...
     """
-    try:
-        factory = CODECS[name]
-    except KeyError:
-        raise ModelError(f"There is no codec {name!r}. There are: {', '.join(CODECS)}.") from None
-    return factory(spec, tail)
+    return CODECS.make(choice, spec, tail)

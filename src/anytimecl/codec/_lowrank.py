@@ -44,6 +44,11 @@ def look_at(tail: Mapping[str, Tensor], heads: int, own: Tensor, patches: Tensor
     queries = (query * query.shape[-1] ** -0.5 @ keys).squeeze(1) * gain  # [head, width]
     scores = queries @ patches.T
     attention = torch.cat([queries @ own[:, None], scores], dim=1).softmax(-1)[:, 1:]
+    return weighed(patches, scores, attention)
+
+
+def weighed(patches: Tensor, scores: Tensor, attention: Tensor) -> Look:
+    """Each patch by what all heads together attend to it."""
     weights = attention.mean(0)
     weights = weights + _FLOOR * weights.mean() + 1e-12
     return Look(patches, scores, attention, weights / weights.sum())

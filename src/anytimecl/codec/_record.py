@@ -2,8 +2,9 @@
 
     version u8 | codec u8 | tokens u16 | width u16 | payload | crc32 u32     (little endian)
 
-The checksum is over everything before it and stays last in every version, so that damage is
-told from a record that is merely newer.
+A codec from outside has no number: its name, with the length before it, begins the payload. The
+checksum is over everything before it and stays last in every version, so that damage is told from
+a record that is merely newer.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ IDS = {
     "pca-image-cls-int8": 7,
     "attention-pca": 8,
 }
+_OUTSIDE = 255
 _NAMES = {number: name for name, number in IDS.items()}
 
 
@@ -41,13 +43,13 @@ def pack(codec: str, tokens: int, width: int, payload: bytes) -> bytes:
     >>> unpack([record], "tokens-fp16", 197, 768)
     [b'...']
     """
-    body = _HEAD.pack(VERSION, IDS[codec], tokens, width) + payload
+    body = _head(codec, tokens, width) + payload
     return body + _CRC.pack(zlib.crc32(body))
 
 
 def unpack(records: Sequence[bytes], codec: str, tokens: int, width: int) -> list[bytes]:
     """The payloads of records; anything damaged or foreign is an error that says what it is."""
-    expected = _HEAD.pack(VERSION, IDS[codec], tokens, width)
+    expected = _head(codec, tokens, width)
     payloads = []
     for record in records:
         if len(record) < OVERHEAD:
@@ -61,8 +63,17 @@ def unpack(records: Sequence[bytes], codec: str, tokens: int, width: int) -> lis
             )
         if not body.startswith(expected):
             raise StoreError(_foreign(body, codec, tokens, width))
-        payloads.append(body[_HEAD.size :])
+        payloads.append(body[len(expected) :])
     return payloads
+
+
+def _head(codec: str, tokens: int, width: int) -> bytes:
+    if codec in IDS:
+        return _HEAD.pack(VERSION, IDS[codec], tokens, width)
+    name = codec.encode()
+    return _HEAD.pack(VERSION, _OUTSIDE, tokens, width) + struct.pack(
+        f"<B{len(name)}s", len(name), name
+    )
 
 
 def _foreign(body: bytes, codec: str, tokens: int, width: int) -> str:
@@ -73,8 +84,11 @@ def _foreign(body: bytes, codec: str, tokens: int, width: int) -> str:
             f"The record has version {version}; this anytimecl reads version {VERSION}. "
             "Use the release that wrote it."
         )
-    if number != IDS[codec]:
-        its_codec = _NAMES.get(number, f"number {number}")
+    its_codec = _NAMES.get(number, f"number {number}")
+    if number == _OUTSIDE:
+        named = body[_HEAD.size :]
+        its_codec = named[1 : 1 + int.from_bytes(named[:1])].decode("utf-8", "replace")
+    if its_codec != codec:
         return f"The record was written by the codec {its_codec}, and is read as {codec}."
     return (
         f"The record holds {its_tokens} tokens of width {its_width}, but the model has {tokens} "

@@ -56,6 +56,53 @@ def unpack_rows(blocks: Sequence[bytes], counts: Iterable[int], columns: int) ->
     return rows
 
 
+def pack_signed(rows: NDArray[np.int64]) -> bytes:
+    """`pack_rows` for numbers of either sign: 0, -1, 1, -2, ... as 0, 1, 2, 3, ..."""
+    return pack_rows(_unsigned(rows))
+
+
+def unpack_signed(
+    blocks: Sequence[bytes], counts: Iterable[int], columns: int
+) -> NDArray[np.int16]:
+    """Back from `pack_signed`."""
+    return _signed(unpack_rows(blocks, counts, columns))
+
+
+def pack_sorted(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], bytes]:
+    """Rows whose columns have no order, as a shift of each and bytes.
+
+    Columns are put in the order of the first row, which then is little but zeros.
+    """
+    if not len(rows):
+        return np.zeros(0, np.int64), pack_rows(rows)
+    rows = rows[:, np.argsort(rows[0], kind="stable")]
+    shifts = np.median(rows, axis=1).astype(np.int64)
+    shifts[0] = rows[0, 0]
+    numbers = _unsigned(rows - shifts[:, None])
+    numbers[0] = np.diff(rows[0], prepend=rows[0, 0])
+    return shifts, pack_rows(numbers)
+
+
+def unpack_sorted(
+    blocks: Sequence[bytes], counts: NDArray[np.int64], columns: int, shifts: NDArray[np.int16]
+) -> NDArray[np.int16]:
+    """Back from `pack_sorted`, for the rows of a batch."""
+    numbers = unpack_rows(blocks, counts, columns)
+    rows = _signed(numbers)
+    firsts = (np.cumsum(counts) - counts)[counts > 0]
+    rows[firsts] = np.cumsum(numbers[firsts], axis=1)
+    rows += shifts[:, None]
+    return rows
+
+
+def _unsigned(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    return numbers << 1 ^ numbers >> 63
+
+
+def _signed(numbers: NDArray[np.int16]) -> NDArray[np.int16]:
+    return numbers >> 1 ^ -(numbers & 1)
+
+
 def _low_bits(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each row the split that makes it shortest."""
     columns = rows.shape[1]

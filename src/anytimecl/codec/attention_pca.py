@@ -27,9 +27,15 @@ from anytimecl.backbone.spec import Spec
 from anytimecl.codec._check import checked, require_one_block
 from anytimecl.codec._lowrank import Look, components_of, directions, fit, frozen, look_at
 from anytimecl.codec._record import OVERHEAD, pack, unpack
-from anytimecl.codec._rice import expected_bits, pack_rows, unpack_rows
+from anytimecl.codec._rice import (
+    expected_bits,
+    pack_signed,
+    pack_sorted,
+    unpack_signed,
+    unpack_sorted,
+)
 from anytimecl.errors import StoreError
-from anytimecl.tail import Seen, Tokens, normalise
+from anytimecl.tail import TailInput, Tokens, normalise
 
 _HEAD = struct.Struct("<B4fI")
 # Steps beside that of components, found by search over real tokens (docs/codecs.md). The mean is
@@ -57,13 +63,14 @@ class AttentionPca:
 
     name = "attention-pca"
     needs_image = False
+    own = 1  # tokens that are stored by themselves: the class token
 
     def __init__(
         self, spec: Spec, tail: Mapping[str, Tensor], config: AttentionPcaConfig | None = None
     ) -> None:
-        require_one_block(self.name, spec)
+        self._require(spec)
         self.config = config or AttentionPcaConfig()
-        patches, width = spec.tokens - 1, spec.tail.width
+        patches, width = spec.tokens - self.own, spec.tail.width
         least = 64 + width + patches // 4
         if self.config.budget < least:
             raise ValueError(
@@ -80,30 +87,30 @@ class AttentionPca:
             )
         self._spec = spec.tail
         self._shape = (spec.tokens, width)
-        self._tail = frozen(tail, spec.tail)
+        self._tail = self._frozen(tail)
 
     @torch.no_grad()
     def encode(self, tokens: Tensor) -> bytes:
         """Tokens [token, width] of one image to a record."""
         tokens = checked(tokens, self._shape)
-        seen = self._normalised(tokens)
-        look = look_at(self._tail, self._spec.heads, seen[0], seen[1:])
+        cls = self._cls(tokens)
+        look = self._look(self._normalised(tokens))
         coefficients = directions(look, min(self.config.components, len(look.patches)))
         components = components_of(look, coefficients)
         strengths = components.square().mean(1).sqrt()
-        sizes = _Sizes(tokens[0], look, coefficients, components)
+        sizes = _Sizes(cls, look, coefficients, components)
         step = self.config.step
         while True:
             rank = int((strengths >= _KEEP * step).sum())
             if sizes.expected(step, rank) <= self.config.budget:
-                payload = _payload(tokens[0], look, coefficients[:, :rank], step)
+                payload = _payload(cls, look, coefficients[:, :rank], step)
                 if len(payload) + OVERHEAD <= self.config.budget:
                     return pack(self.name, *self._shape, payload)
             step *= 1.02
 
-    def decode(self, records: Sequence[bytes], device: torch.device | str = "cpu") -> Seen:
+    def decode(self, records: Sequence[bytes], device: torch.device | str = "cpu") -> TailInput:
         """Records to what the tail sees of the batch."""
-        patches, width = self._shape[0] - 1, self._shape[1]
+        patches, width = self._shape[0] - self.own, self._shape[1]
         ranks, steps, shifts, wide, narrow = [], [], [], [], []
         for payload in unpack(records, self.name, *self._shape):
             if len(payload) < _HEAD.size:
@@ -117,16 +124,38 @@ class AttentionPca:
             narrow.append(payload[at + length :])
         counts = np.array(ranks, np.int64)
         most = int(counts.max(initial=0))
-        entries = _signed(unpack_rows(wide, counts + 2, width))
-        rows = _padded(entries, counts + 2, most + 2, device)
+        entries = unpack_signed(wide, counts + 2, width)
         shift = np.frombuffer(b"".join(shifts), "<i2")
-        whole = _unshifted(unpack_rows(narrow, counts, patches), counts, shift)
+        whole = unpack_sorted(narrow, counts, patches, shift)
+        rows = _padded(entries, counts + 2, most + 2, device)
         scale = torch.tensor(steps, device=device).reshape(-1, 4, 1)  # [batch, step, 1]
         cls = (rows[:, 0] * scale[:, 0]).clamp(*_FINITE)
         mean = rows[:, 1] * scale[:, 1]
         components = rows[:, 2:] * scale[:, 2:3]
         coefficients = _padded(whole, counts, most, device) * scale[:, 3:]
-        return Seen(cls, Tokens.low_rank(self._normalised(cls), mean, components, coefficients.mT))
+        return self._seen(cls, mean, components, coefficients)
+
+    def _require(self, spec: Spec) -> None:
+        require_one_block(self.name, spec)
+
+    def _frozen(self, tail: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The parameters that `_look` and `_seen` need."""
+        return frozen(tail, self._spec)
+
+    def _look(self, normalised: Tensor) -> Look:
+        return look_at(self._tail, self._spec.heads, normalised[0], normalised[1:])
+
+    def _cls(self, tokens: Tensor) -> Tensor:
+        """What is stored by itself, [width]."""
+        return tokens[0]
+
+    def _seen(
+        self, cls: Tensor, mean: Tensor, components: Tensor, coefficients: Tensor
+    ) -> TailInput:
+        """As the tail sees what was stored; coefficients [batch, component, patch]."""
+        return TailInput(
+            cls, Tokens.low_rank(self._normalised(cls), mean, components, coefficients.mT)
+        )
 
     def _normalised(self, tokens: Tensor) -> Tensor:
         """Tokens [token, width] as the block's norm leaves them, before its affine."""
@@ -171,50 +200,15 @@ def _payload(cls: Tensor, look: Look, coefficients: Tensor, step: float) -> byte
     fitted[0] /= _MEAN_STEP
     rows = torch.cat([cls[None].double() / cls_step, fitted.double() / step])
     rows = rows.round().clamp(-_LARGEST, _LARGEST)
-    wide = pack_rows(_unsigned(rows.to(torch.int64).numpy()))
-    shifts, narrow = _shifted(whole.to(torch.int64).numpy().T)
+    wide = pack_signed(rows.to(torch.int64).numpy())
+    shifts, narrow = pack_sorted(whole.to(torch.int64).numpy().T)
     head = _HEAD.pack(rank, cls_step, _MEAN_STEP * step, step, coefficient_step, len(wide))
-    return head + shifts.astype("<i2").tobytes() + wide + pack_rows(narrow)
+    return head + shifts.astype("<i2").tobytes() + wide + narrow
 
 
 def _cls_size(cls: Tensor) -> float:
     """Root mean square, which may be of something huge."""
     return float(cls.double().square().mean().sqrt()) or 1.0
-
-
-def _shifted(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Coefficients [component, patch] as shifts and numbers from 0 on.
-
-    Patches are put in the order of their first coefficient, which then is little but zeros.
-    """
-    if not len(rows):
-        return np.zeros(0, np.int64), rows
-    rows = rows[:, np.argsort(rows[0], kind="stable")]
-    shifts = np.median(rows, axis=1).astype(np.int64)
-    shifts[0] = rows[0, 0]
-    numbers = _unsigned(rows - shifts[:, None])
-    numbers[0] = np.diff(rows[0], prepend=rows[0, 0])
-    return shifts, numbers
-
-
-def _unshifted(
-    numbers: NDArray[np.int16], ranks: NDArray[np.int64], shifts: NDArray[np.int16]
-) -> NDArray[np.int16]:
-    """Back from `_shifted`, for the rows of a batch."""
-    rows = _signed(numbers)
-    firsts = (np.cumsum(ranks) - ranks)[ranks > 0]
-    rows[firsts] = np.cumsum(numbers[firsts], axis=1)
-    rows += shifts[:, None]
-    return rows
-
-
-def _unsigned(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0, -1, 1, -2, ... as 0, 1, 2, 3, ..."""
-    return numbers << 1 ^ numbers >> 63
-
-
-def _signed(numbers: NDArray[np.int16]) -> NDArray[np.int16]:
-    return numbers >> 1 ^ -(numbers & 1)
 
 
 def _padded(

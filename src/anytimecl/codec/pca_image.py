@@ -1,12 +1,19 @@
 """The paper's codecs: a PCA of the tokens of each image, and its two refinements.
 
 All three keep the class token among the other tokens, as the paper does.
+
+The paper prints the CLS weight as a softmax over products of normalised tokens. Taken literally
+that gives one patch nearly all the weight, and its figures cannot come out. The authors' program
+puts attention *probabilities* into that softmax, whose exponentials hardly differ: every patch
+weighs about one over their number beside a class token at weight 1, which so gets a component of
+its own. That is the weight here; `literal` is the printed formula.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,6 +23,7 @@ from torch import Tensor
 
 from anytimecl.backbone.spec import Spec
 from anytimecl.codec._check import checked, require_one_block
+from anytimecl.codec._lowrank import frozen, look_at
 from anytimecl.codec._record import pack, unpack
 from anytimecl.errors import StoreError
 
@@ -25,7 +33,7 @@ class PcaImageConfig:
     """Which of the paper's three."""
 
     components: int = 5
-    cls_weight: bool = False  # weigh patches by their likeness to the class token
+    cls_weight: bool | Literal["literal"] = False  # weigh patches beside the class token
     int8: bool = False  # the paper's quantisation
 
 
@@ -45,23 +53,23 @@ class PcaImage:
         self.config = config or PcaImageConfig()
         if self.config.int8 and not self.config.cls_weight:
             raise ValueError("The paper quantises the PCA with CLS weight: set cls_weight too.")
-        self.name = "pca-image" + "-cls" * self.config.cls_weight + "-int8" * self.config.int8
+        # A record does not depend on how weights were found: they are in its coefficients.
+        self.name = "pca-image" + "-cls" * bool(self.config.cls_weight)
+        self.name += "-int8" * self.config.int8
         self._spec = spec.tail
         self._shape = (spec.tokens, spec.tail.width)
         self._rank = min(self.config.components, *self._shape)
-        self._norm: tuple[Tensor, Tensor] | None = None
+        self._frozen: dict[str, Tensor] = {}
         if self.config.cls_weight:
             require_one_block(self.name, spec)
-            at = f"layers.{spec.tail.last}.layer_norm1."
-            gain, shift = (tail[at + part].detach().cpu().double() for part in ("weight", "bias"))
-            self._norm = gain, shift
+            self._frozen = {n: v.double() for n, v in frozen(tail, spec.tail).items()}
 
     @torch.no_grad()
     def encode(self, tokens: Tensor) -> bytes:
         """Tokens [token, width] of one image to a record."""
         values = checked(tokens, self._shape).double()  # squares of huge tokens fit into these
-        if self._norm is not None:
-            values = self._weighted(values, *self._norm)
+        if self.config.cls_weight:
+            values = torch.cat([values[:1], self._weights(values)[:, None] * values[1:]])
         mean, components, coefficients = pca(values, self._rank)
         parts = [mean[None].float().numpy(), components.float().numpy()]
         parts.append(coefficients.float().numpy())
@@ -90,11 +98,16 @@ class PcaImage:
         )
         return torch.baddbmm(mean, coefficients, components)
 
-    def _weighted(self, tokens: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
-        """The class token, and each patch times `softmax(LN(C) LN(P)^T)`."""
-        normed = F.layer_norm(tokens, gain.shape, gain, shift, self._spec.norm_eps)
-        weights = (normed[1:] @ normed[0]).softmax(0)
-        return torch.cat([tokens[:1], weights[:, None] * tokens[1:]])
+    def _weights(self, tokens: Tensor) -> Tensor:
+        """[patch], sum 1: the softmax of how the block's class token attends to each patch."""
+        width = tokens.shape[1:]
+        if self.config.cls_weight == "literal":
+            gain, shift = (self._frozen[f"layer_norm1.{part}"] for part in ("weight", "bias"))
+            normed = F.layer_norm(tokens, width, gain, shift, self._spec.norm_eps)
+            return (normed[1:] @ normed[0]).softmax(0)
+        normed = F.layer_norm(tokens, width, eps=self._spec.norm_eps)
+        look = look_at(self._frozen, self._spec.heads, normed[0], normed[1:])
+        return look.attention.mean(0).softmax(0)
 
 
 def pca(values: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:

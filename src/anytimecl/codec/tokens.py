@@ -23,7 +23,7 @@ class TokensConfig:
     bits: int = 16  # or 32
 
 
-class Tokens:
+class TokensCodec:
     """Every token of an image.
 
     32 bits are exact. With 16 the largest error is 2^-11 of the image's largest value: a power

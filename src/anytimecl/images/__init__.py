@@ -5,15 +5,22 @@ becomes one `ImageError` that names it.
 """
 
 from anytimecl.images._bytes import MAX_BYTES
-from anytimecl.images._load import DEFAULT_MAX_PIXELS, ImageSource, load_image
-from anytimecl.images._walk import ImageRef, iter_images, load_many
+from anytimecl.images._decode import Cost
+from anytimecl.images._given import images_given, load_given
+from anytimecl.images._load import DEFAULT_MAX_PIXELS, ImageSource, image_cost, load_image
+from anytimecl.images._walk import ImageRef, is_image_name, iter_images, load_many
 
 __all__ = [
     "DEFAULT_MAX_PIXELS",
     "MAX_BYTES",
+    "Cost",
     "ImageRef",
     "ImageSource",
+    "image_cost",
+    "images_given",
+    "is_image_name",
     "iter_images",
+    "load_given",
     "load_image",
     "load_many",
 ]

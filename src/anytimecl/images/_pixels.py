@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from anytimecl.images._decode import check_size
 from anytimecl.images._errors import Refusal
 
-_UPRIGHT = {  # EXIF orientation -> what undoes it
+# EXIF orientation -> what undoes it. Not ImageOps.exif_transpose: it writes all other tags anew,
+# and where one of them cannot be written, the image would be left lying.
+_UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -21,6 +22,22 @@ _UPRIGHT = {  # EXIF orientation -> what undoes it
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+MAX_ASPECT = 200  # longer side over shorter: a thinner strip has nothing left after a resize
+_STRIP = 2**20  # pixels that are converted at a time
+
+
+def check_size(size: tuple[int, int], max_pixels: int) -> None:
+    """A refusal of what is empty, too large or a thin strip."""
+    width, height = size
+    found = f"its size is {width}x{height}"
+    if width <= 0 or height <= 0:
+        raise Refusal(f"{found}; give an image that has pixels")
+    if width * height > max_pixels:
+        advice = "make it smaller, or raise max_pixels if you trust it"
+        raise Refusal(f"{found}, more than {max_pixels} pixels; {advice}")
+    if max(size) > MAX_ASPECT * min(size):
+        raise Refusal(f"{found}, one side over {MAX_ASPECT} times the other; crop it")
 
 
 def from_array(array: NDArray[Any], max_pixels: int) -> Image.Image:
@@ -37,22 +54,42 @@ def from_array(array: NDArray[Any], max_pixels: int) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(_grey8(array) if wide else array))
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image, at_least: int | None = None) -> Image.Image:
+    """Upright RGB; smaller by a whole factor where `at_least` pixels on each side are enough."""
+    turn = None
     with suppress(Exception):  # EXIF that cannot be read costs the turn, not the image
         turn = _UPRIGHT.get(image.getexif().get(0x0112, 1))
-        image = image if turn is None else image.transpose(turn)
+    factor = 1 if at_least is None else max(1, min(image.size) // at_least)
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         image = Image.fromarray(_grey8(np.asarray(image)))
+    rgb = _flat(image) if factor == 1 else _flat_reduced(image, factor)
+    if turn is not None:
+        rgb = rgb.transpose(turn)
+    rgb.info = {}  # the orientation has been applied: nobody shall apply it twice
+    return rgb
+
+
+def _flat(image: Image.Image) -> Image.Image:
+    """RGB, with what is transparent laid on white."""
     if image.mode in ("La", "RGBa"):  # alpha already multiplied in
         image = image.convert("LA" if image.mode == "La" else "RGBA")
     if image.has_transparency_data:
         rgba = image if image.mode == "RGBA" else image.convert("RGBA")
         rgb = Image.new("RGB", image.size, "white")
         rgb.paste(rgba, mask=rgba)
-    else:
-        rgb = image.convert("RGB")  # a copy, when it is RGB already
-    rgb.info = {}  # the orientation has been applied: nobody shall apply it twice
-    return rgb
+        return rgb
+    return image.convert("RGB")  # a copy, when it is RGB already
+
+
+def _flat_reduced(image: Image.Image, factor: int) -> Image.Image:
+    """`_flat`, then means of squares of `factor` pixels; a strip at a time, never a second copy."""
+    width, height = image.size
+    small = Image.new("RGB", (-(-width // factor), -(-height // factor)))
+    rows = max(1, _STRIP // width // factor) * factor
+    for top in range(0, height, rows):
+        strip = _flat(image.crop((0, top, width, min(top + rows, height))))
+        small.paste(strip.reduce(factor), (0, top // factor))
+    return small
 
 
 def _grey8(values: NDArray[Any]) -> NDArray[np.uint8]:

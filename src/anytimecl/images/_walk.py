@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,12 +16,11 @@ from PIL import Image
 from anytimecl.errors import ImageError
 from anytimecl.images._bytes import read_path
 from anytimecl.images._decode import decode
-from anytimecl.images._errors import Refusal, describe, errors_named
-from anytimecl.images._load import DEFAULT_MAX_PIXELS
+from anytimecl.images._errors import Refusal
+from anytimecl.images._load import DEFAULT_MAX_PIXELS, describe, errors_named
 from anytimecl.images._pixels import to_rgb
 from anytimecl.images._zips import open_zip, read_member
 
-# HEIC cannot be read, but a folder of phone photographs must say so rather than seem empty.
 _SUFFIX = re.compile(
     r"\.(jpe?g|jpe|jfif|a?png|webp|gif|bmp|dib|tiff?|p[pgbn]m|pfm|avifs?|jp[2fxc]|j2[kc]|hei[cf])",
     re.IGNORECASE,
@@ -59,11 +59,23 @@ class ImageRef:
         return read_member(self.root, self.member)
 
 
-def iter_images(folder_or_zip: str | os.PathLike[str]) -> Iterator[ImageRef]:
+def is_image_name(name: str) -> bool:
+    """Whether a file's name ends as that of an image does.
+
+    >>> is_image_name("train/cat/1.PNG"), is_image_name("notes.txt")
+    (True, False)
+    """
+    return _SUFFIX.fullmatch(PurePosixPath(name).suffix) is not None
+
+
+def iter_images(
+    folder_or_zip: str | os.PathLike[str], *, passed: Counter[str] | None = None
+) -> Iterator[ImageRef]:
     """Every image below a folder or inside a zip, in the order of its path, none of them read yet.
 
     Layouts: `<file>`, `<class>/<file>`, `<split>/<class>/<file>`; deeper, the folder that holds the
-    file is the label. Hidden files and files without an image suffix are passed over.
+    file is the label. Hidden files and files without an image suffix are passed over; `passed`
+    counts them by reason.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -77,10 +89,10 @@ def iter_images(folder_or_zip: str | os.PathLike[str]) -> Iterator[ImageRef]:
     root = Path(folder_or_zip)
     with errors_named(describe(root), what="images of"):
         if stat.S_ISDIR(root.stat().st_mode):
-            return _walk_folder(root, sorted(root.iterdir(), reverse=True))
+            return _walk_folder(root, sorted(root.iterdir(), reverse=True), _counting(passed))
         if not (root.is_file() and zipfile.is_zipfile(root)):
             raise Refusal("it is neither a folder nor a zip; read one image with load_image")
-        return _walk_zip(root, open_zip(root).namelist())
+        return _walk_zip(root, open_zip(root).namelist(), _counting(passed))
 
 
 def load_many(refs: Iterable[ImageRef]) -> Iterator[tuple[ImageRef, Image.Image | ImageError]]:
@@ -99,17 +111,24 @@ def load_many(refs: Iterable[ImageRef]) -> Iterator[tuple[ImageRef, Image.Image 
         yield ref, image
 
 
-def _walk_folder(root: Path, todo: list[Path]) -> Iterator[ImageRef]:
+def _counting(passed: Counter[str] | None) -> Counter[str]:
+    return Counter() if passed is None else passed
+
+
+def _walk_folder(root: Path, todo: list[Path], passed: Counter[str]) -> Iterator[ImageRef]:
     seen = {root.resolve()}  # each folder once, however many links lead to it
     while todo:
         path = todo.pop()
         if _hidden(path.name):
+            passed["hidden"] += 1
             continue
         parts = path.relative_to(root).parts
         try:
             if not path.is_dir():
                 if _SUFFIX.fullmatch(path.suffix):
                     yield _ref(root, parts)
+                else:
+                    passed[_no_image(path.suffix)] += 1
             elif (real := path.resolve()) not in seen:
                 seen.add(real)
                 todo += sorted(path.iterdir(), reverse=True)
@@ -117,15 +136,25 @@ def _walk_folder(root: Path, todo: list[Path]) -> Iterator[ImageRef]:
             yield _ref(root, parts)  # loading it says why: a folder must not vanish in silence
 
 
-def _walk_zip(root: Path, members: Iterable[str]) -> Iterator[ImageRef]:
+def _no_image(suffix: str) -> str:
+    return f"no image ({suffix.lower()})" if suffix else "no image (no suffix)"
+
+
+def _walk_zip(root: Path, members: Iterable[str], passed: Counter[str]) -> Iterator[ImageRef]:
     entries = []
     for member in set(members):
         # Entries are read in place and never written out; still, keep their names below the root.
         path = PurePosixPath(re.sub(r"^([A-Za-z]:)?/*", "", member.replace("\\", "/")))
-        if _SUFFIX.fullmatch(path.suffix) and not member.endswith("/"):
+        if member.endswith("/"):
+            continue
+        if _SUFFIX.fullmatch(path.suffix):
             entries.append((path.parts, member))
+        else:
+            passed[_no_image(path.suffix)] += 1
     for parts, member in sorted(entries):
-        if not any(map(_hidden, parts)):
+        if any(map(_hidden, parts)):
+            passed["hidden"] += 1
+        else:
             yield _ref(root, parts, member)
 
 

@@ -6,25 +6,34 @@ A memory is the journal too. What happened since a checkpoint, in which order, i
 from __future__ import annotations
 
 from anytimecl.memory.contract import Event, Example, Memory, Row, StoreWarning
+from anytimecl.memory.keys import RequestKey, Used
 from anytimecl.memory.maintenance import Info, Report, backup, compact, info, rescue, verify
-from anytimecl.memory.opening import open_memory
-from anytimecl.memory.ram import RamMemory
+from anytimecl.memory.opening import open_as, open_memory
+from anytimecl.memory.ram import RamMemory, open_in_ram
 from anytimecl.memory.store import Store
+from anytimecl.registry import Registry
 
 __all__ = [
+    "STORES",
     "Event",
     "Example",
     "Info",
     "Memory",
     "RamMemory",
     "Report",
+    "RequestKey",
     "Row",
     "Store",
     "StoreWarning",
+    "Used",
     "backup",
     "compact",
     "info",
+    "open_as",
     "open_memory",
     "rescue",
     "verify",
 ]
+
+# Each is opened with a folder or None, the meta of a new memory or None, and whether to read alone.
+STORES: Registry[Store] = Registry("store", {"sqlite": open_memory, "ram": open_in_ram}, context=3)

@@ -1,28 +1,22 @@
-"""Checksums: of a record together with what it means, and of text."""
+"""Text as bytes and back, and checksums of texts and files."""
 
 from __future__ import annotations
 
 import struct
 import zlib
 
+# SQLite stores 32 bits with a sign in four bytes, and without one in six.
+UNSIGNED, SIGNED = struct.Struct("<I"), struct.Struct("<i")
 
-def checksum(
-    example: int,
-    label: int,
-    candidates: int | None,
-    key: str | None,
-    record: bytes,
-    time: int | None = None,
-) -> int:
-    """Covers the record, whose it is and what it is an example of.
 
-    >>> checksum(1, 1, None, None, b"cat") == checksum(1, 2, None, None, b"cat")
-    False
-    """
-    about = struct.pack("<qqq", example, label, candidates or 0) + as_bytes(key or "")
-    if time is not None:
-        about += struct.pack("<q", time)
-    return _signed(zlib.crc32(record, zlib.crc32(about)))
+def file_checksum(example: int, data: bytes) -> int:
+    """Covers a file, and whose it is."""
+    return _signed(zlib.crc32(data, zlib.crc32(struct.pack("<q", example))))
+
+
+def _signed(crc: int) -> int:
+    number: int = SIGNED.unpack(UNSIGNED.pack(crc))[0]
+    return number
 
 
 def text_checksum(*parts: str | int) -> int:
@@ -38,8 +32,3 @@ def as_bytes(text: str) -> bytes:
 def as_text(stored: bytes) -> str:
     """Text from UTF-8; damaged text is not an error here, but for its checksum to find."""
     return stored.decode("utf-8", "surrogateescape")
-
-
-def _signed(crc: int) -> int:
-    """SQLite stores 32 bits with a sign in four bytes, and without one in six."""
-    return crc - (1 << 32) if crc >> 31 else crc

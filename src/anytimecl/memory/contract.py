@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+
+from anytimecl.memory.keys import Used
+
+if TYPE_CHECKING:
+    from anytimecl.memory.acts import LabelHistory
 
 Progress = Callable[[int, int], None]  # done, of how many
 
@@ -25,6 +30,17 @@ class Row(NamedTuple):
     candidates: Sequence[str] | None = None
     key: str | None = None
     time: int | None = None  # in milliseconds since 1970; None: now
+    content: int | None = None  # digest of the image's tokens, to know it again
+    source: str | None = None  # what it was called where it came from
+    thumbnail: bytes | None = None  # a small picture of it, as a file
+
+
+class Stored(NamedTuple):
+    """An example as a step reads it back."""
+
+    id: int
+    record: bytes
+    candidates: Sequence[str] | None  # the labels to tell it apart from, as they were given
 
 
 class Example(NamedTuple):
@@ -42,7 +58,8 @@ class Event(NamedTuple):
 
     The memory writes these kinds by itself: `learn` ({"example": id}), `evict` ({"example": id,
     "label": label}), `forget` ({"examples": [id, ...]}) and `lost` ({"first": number, "last":
-    number}, after damage). Whoever learns adds others, such as `consolidate`.
+    number}, after damage); `acts` adds `relabel`, `merge`, `rename` and `withdraw`. Whoever learns
+    adds others, such as `consolidate`.
     """
 
     number: int
@@ -69,11 +86,13 @@ class Memory(Protocol):
         candidates: Sequence[str] | None = None,
         key: str | None = None,
         time: int | None = None,
+        content: int | None = None,
     ) -> int:
         """Store an example and its `learn` event; it is durable when this returns its id.
 
         A `key` makes a repeated call harmless: the second one stores nothing and returns the first
-        id. The key goes when the example goes.
+        id. The key goes when the example goes, unless it is a `RequestKey`, which `used_key` knows
+        for ever.
         """
         ...
 
@@ -85,16 +104,36 @@ class Memory(Protocol):
         """The id of the example stored under `key`."""
         ...
 
+    def used_key(self, key: str) -> Used | None:
+        """What a `RequestKey` taught, even if that is forgotten; None if it never has."""
+        ...
+
     def read(self, ids: Sequence[int]) -> list[bytes]:
         """The records, in the order given. StoreError names one that is missing or damaged."""
         ...
 
-    def read_ok(self, ids: Sequence[int]) -> list[tuple[int, bytes]]:
-        """Like `read`, but leaves out what is missing or damaged, with a StoreWarning naming it."""
+    def stored(self, ids: Sequence[int]) -> list[Stored]:
+        """What a step needs of each; a StoreWarning names what is missing or damaged."""
         ...
 
     def example(self, example: int) -> Example:
         """Everything about one example."""
+        ...
+
+    def label(self, example: int) -> str | None:
+        """The label of an example; None if it was taken back and is about to go."""
+        ...
+
+    def digest(self, example: int) -> int | None:
+        """Of the tokens of an example, where it is known."""
+        ...
+
+    def history(self, after: int = 0) -> LabelHistory:
+        """What happened to labels after an event."""
+        ...
+
+    def ids_at(self, number: int) -> Iterator[tuple[int, str]]:
+        """Every (id, label) in order of arrival, as it was just after an event."""
         ...
 
     def ids(self, label: str | None = None) -> Iterator[tuple[int, str]]:
@@ -103,10 +142,6 @@ class Memory(Protocol):
 
     def labels(self) -> dict[str, int]:
         """How many examples each label has, in order of first appearance."""
-        ...
-
-    def candidates(self, ids: Sequence[int]) -> list[tuple[str, ...] | None]:
-        """The labels that each example was to be told apart from, as they were given."""
         ...
 
     def record_event(self, kind: str, data: dict[str, Any]) -> int:

@@ -20,6 +20,7 @@ _PAGES_IN_RAM = 16 * 1024 * 1024
 _LONGEST_LOG = 64 * 1024 * 1024  # what a large transaction leaves of the write-ahead log
 _PATIENCE = 10.0  # seconds that a reader may hold up a checkpoint
 
+ERRORS = (sqlite3.Error, OverflowError)
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 _SEALED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -88,25 +89,29 @@ def telling(path: Path | None) -> Iterator[None]:
     """Turn SQLite's errors into a StoreError that says what to do."""
     try:
         yield
-    except sqlite3.Error as error:
-        where = f"The memory in {path.parent if path else 'RAM'}"
-        code = _primary(error)
-        if code in _FULL:
-            told = "cannot be written: the disk is full or failing. Nothing stored is lost; make "
-            told += f"room and try again. ({error})"
-        elif code in _DAMAGED:
-            told = f"is damaged: run `anytimecl memory verify`, or restore a backup. ({error})"
-        elif code == sqlite3.SQLITE_BUSY:
-            told = f"is being used by another program: try again later. ({error})"
-        elif code == sqlite3.SQLITE_READONLY:
-            told = f"was opened for reading only, or its files cannot be written. ({error})"
-        else:
-            told = f"cannot do that: {error}."
-        raise StoreError(f"{where} {told}") from error
-    except OverflowError as error:
-        raise StoreError(f"There is no such number in a memory: {error}.") from error
+    except ERRORS as error:
+        raise in_words(error, path) from error
 
 
-def _primary(error: sqlite3.Error) -> int:
+def in_words(error: Exception, path: Path | None) -> StoreError:
+    """What to say of one of these `ERRORS` of SQLite."""
+    if isinstance(error, OverflowError):
+        return StoreError(f"There is no such number in a memory: {error}.")
+    code = _primary(error)
+    if code in _FULL:
+        told = "cannot be written: the disk is full or failing. Nothing stored is lost; make "
+        told += f"room and try again. ({error})"
+    elif code in _DAMAGED:
+        told = f"is damaged: run `anytimecl memory verify`, or restore a backup. ({error})"
+    elif code == sqlite3.SQLITE_BUSY:
+        told = f"is being used by another program: try again later. ({error})"
+    elif code == sqlite3.SQLITE_READONLY:
+        told = f"was opened for reading only, or its files cannot be written. ({error})"
+    else:
+        told = f"cannot do that: {error}."
+    return StoreError(f"The memory in {path.parent if path else 'RAM'} {told}")
+
+
+def _primary(error: Exception) -> int:
     """The error's family: the low byte of SQLite's extended code."""
     return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF

@@ -10,8 +10,6 @@ Shards are bounded in bytes, and one row group at a time is in RAM.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from anytimecl.errors import StoreError
+from anytimecl.files import replacing
 from anytimecl.memory.contract import Progress, Row
 from anytimecl.memory.store import Store
 from anytimecl.memory.verification import snapshot
@@ -64,18 +63,12 @@ def all_at_once(to: Path) -> Iterator[Path]:
     """A folder to write into, which becomes `to` in the end."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise StoreError(f"{to} is there already: choose a new folder.")
-    part = to.with_name(f".{to.name}.part")
-    shutil.rmtree(part, ignore_errors=True)  # of one that was killed
     try:
-        part.mkdir(parents=True)
-        yield part
-        if to.exists():
-            to.rmdir()
-        os.replace(part, to)
+        with replacing(to) as draft:
+            draft.mkdir(parents=True)
+            yield draft
     except (OSError, SafetensorError) as error:
         raise StoreError(f"{to} could not be written: {error}.") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _write(store: Store, part: Path, features: Features | None, progress: Progress | None) -> int:
@@ -104,66 +97,85 @@ def _write(store: Store, part: Path, features: Features | None, progress: Progre
     looked.write()
     kinds = ("evict", "forget")  # whose examples are not here anyway
     events = [list(event) for event in store.journal.sound() if event.kind not in kinds]
+    keys = store.keys.rows()
     about = {
         "format": FORMAT,
         "version": VERSION,
         "meta": dict(store.meta),
         "last": store.journal.last(),
         "events": events,
+        "used_keys": [[key.hex(), used.example, used.content.hex()] for key, used in keys],
         "shards": shards,
     }
     (part / ABOUT).write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")
     return sum(shards.values())
 
 
+def as_table(rows: Sequence[tuple[int, Row]], codec: str | None) -> Any:
+    """Examples under their numbers, as a table of pyarrow."""
+    import pyarrow as pa
+
+    columns = [
+        [example for example, _ in rows],
+        [row.label for _, row in rows],
+        [None if row.candidates is None else list(row.candidates) for _, row in rows],
+        [row.key for _, row in rows],
+        [row.time for _, row in rows],
+        [codec] * len(rows),
+        [zlib.crc32(row.record) for _, row in rows],
+        [row.record for _, row in rows],
+        [row.content for _, row in rows],
+        [row.source for _, row in rows],
+        [row.thumbnail for _, row in rows],
+    ]
+    schema = _schema()
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False),
+            pa.field("label", pa.string(), nullable=False),
+            pa.field("candidates", pa.list_(pa.string())),
+            pa.field("key", pa.string()),
+            pa.field("time", pa.timestamp("ms", tz="UTC")),
+            pa.field("codec", pa.string()),
+            pa.field("checksum", pa.int64(), nullable=False),  # crc32 of the record
+            pa.field("record", pa.binary(), nullable=False),
+            pa.field("content", pa.int64()),  # digest of the image's tokens
+            pa.field("source", pa.string()),  # what it was called where it came from
+            pa.field("thumbnail", pa.binary()),  # a small picture, as a file
+        ]
+    )
+
+
+def squeezed() -> dict[str, Any]:
+    """How columns are compressed: texts are, and codecs squeeze records already."""
+    names = [name for name in _schema().names if name != "record"]
+    texts = ["label", "candidates.list.element", "codec"]
+    return {
+        "compression": dict.fromkeys(names, "zstd") | {"record": "none"},
+        "use_dictionary": texts,
+    }
+
+
 class _Writer:
     """One Parquet file."""
 
     def __init__(self, path: Path, meta: Mapping[str, str]) -> None:
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         self._codec = json.loads(meta.get("settings", "{}")).get("codec")
-        self._schema = pa.schema(
-            [
-                pa.field("id", pa.int64(), nullable=False),
-                pa.field("label", pa.string(), nullable=False),
-                pa.field("candidates", pa.list_(pa.string())),
-                pa.field("key", pa.string()),
-                pa.field("time", pa.timestamp("ms", tz="UTC")),
-                pa.field("codec", pa.string()),
-                pa.field("checksum", pa.int64(), nullable=False),  # crc32 of the record
-                pa.field("record", pa.binary(), nullable=False),
-            ]
-        )
-        names = [name for name in self._schema.names if name != "record"]
-        squeezed = dict.fromkeys(names, "zstd") | {"record": "none"}  # codecs squeeze already
-        texts = ["label", "candidates.list.element", "codec"]
-        self._file = pq.ParquetWriter(
-            path, self._schema, compression=squeezed, use_dictionary=texts
-        )
+        self._file = pq.ParquetWriter(path, _schema(), **squeezed())
 
     def write(self, rows: Sequence[tuple[int, Row]]) -> None:
         """One row group."""
-        import pyarrow as pa
-
-        if not rows:
-            return
-        columns = [
-            [example for example, _ in rows],
-            [row.label for _, row in rows],
-            [None if row.candidates is None else list(row.candidates) for _, row in rows],
-            [row.key for _, row in rows],
-            [row.time for _, row in rows],
-            [self._codec] * len(rows),
-            [zlib.crc32(row.record) for _, row in rows],
-            [row.record for _, row in rows],
-        ]
-        arrays = [
-            pa.array(column, field.type)
-            for column, field in zip(columns, self._schema, strict=True)
-        ]
-        self._file.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+        if rows:
+            self._file.write_table(as_table(rows, self._codec))
 
     def __enter__(self) -> _Writer:
         return self

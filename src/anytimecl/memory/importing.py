@@ -20,6 +20,7 @@ from anytimecl.memory.exporting import (
     all_at_once,
     pyarrow_parquet,
 )
+from anytimecl.memory.keys import Used
 from anytimecl.memory.opening import open_memory
 from anytimecl.memory.store import Store
 
@@ -41,6 +42,7 @@ class Export:
     last: int  # number of the last event
     events: Sequence[tuple[int, str, dict[str, Any]]]  # that learning repeats, besides examples
     shards: Mapping[str, int]  # file below the folder -> examples in it
+    used_keys: Sequence[tuple[bytes, Used]] = ()  # of requests, even of what is forgotten
 
 
 def read_export(folder: Path) -> Export:
@@ -62,6 +64,10 @@ def read_export(folder: Path) -> Export:
             int(about["last"]),
             [(int(number), str(kind), dict(data)) for number, kind, data in about["events"]],
             dict(about["shards"]),
+            [
+                (bytes.fromhex(key), Used(int(example), bytes.fromhex(content)))
+                for key, example, content in about.get("used_keys", ())
+            ],
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"There is no export of a memory in {folder}.") from error
@@ -89,6 +95,8 @@ def import_new(
             with store.writing():
                 for number, kind, data in export.events:
                     store.journal.write(number, kind, data)
+                for key, used in export.used_keys:
+                    store.keys.copy(key, used)
                 store.last = max(store.last, export.last)
                 store.note("import", {"examples": export.examples})
         beside(part)
@@ -96,15 +104,22 @@ def import_new(
 
 
 def import_into(export: Export, store: Store, *, progress: Progress | None = None) -> Imported:
-    """Add the examples to a memory of the same kind; what was imported before is passed over."""
-    new = 0
+    """Add the examples to a memory of the same kind; what was imported before is passed over.
+
+    So is an image that is in the memory: its label there may be a correction.
+    """
+    new, added = 0, set[int | None]()
     for rows in _rows(export, progress):
         with store.writing():
             for example, row in rows:
                 keyed = row._replace(key=row.key or _key(example, row))
-                if not _is_there(store, example, row) and store.has_key(keyed.key or "") is None:
-                    store.add(keyed)
-                    new += 1
+                if store.has_key(keyed.key or "") is not None or _is_there(store, example, row):
+                    continue
+                if row.content not in added and store.copies(row.content):
+                    continue
+                store.add(keyed)
+                added.add(row.content)
+                new += 1
     return Imported(new, export.examples - new)
 
 
@@ -163,4 +178,7 @@ def _row(plain: Mapping[str, Any]) -> tuple[int, Row]:
         None if candidates is None else tuple(candidates),
         plain["key"],
         plain["time"],
+        plain.get("content"),  # older exports have none of these
+        plain.get("source"),
+        plain.get("thumbnail"),
     )

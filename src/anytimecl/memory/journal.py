@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -33,16 +33,7 @@ class Journal:
         page = "SELECT id, 1, NULL, NULL, NULL FROM example WHERE id > :after UNION ALL "
         page += "SELECT number, 0, kind, data, crc FROM event WHERE number > :after "
         page += "ORDER BY 1 LIMIT :limit"
-        rows = self._db.execute(page, {"after": after, "limit": limit}).fetchall()
-        return [
-            Event(number, "learn", {"example": number}) if learnt else _event(number, *entry)
-            for number, learnt, *entry in rows
-        ]
-
-    def of_kind(self, kind: str) -> list[Event]:
-        """Every entry of one kind other than `learn`."""
-        wanted = "SELECT number, kind, data, crc FROM event WHERE kind = ? ORDER BY number"
-        return [_event(*row) for row in self._db.execute(wanted, (kind,)).fetchall()]
+        return self._page(page, {"after": after, "limit": limit})
 
     def sound(self) -> Iterator[Event]:
         """Every entry written here that is not damaged."""
@@ -50,15 +41,18 @@ class Journal:
             with suppress(StoreError):
                 yield _event(*row)
 
-    def censor_labels(self) -> None:
-        """Take labels that are gone out of the entries about evicted examples."""
-        label = "json_extract(data, '$.label')"
-        stale = f"SELECT number, kind, data, crc FROM event WHERE kind = 'evict' AND {label} "
-        stale += f"IS NOT NULL AND {label} NOT IN (SELECT text FROM label)"
-        for row in self._db.execute(stale).fetchall():
-            number, kind, data = _event(*row)
-            del data["label"]
-            self.write(number, kind, data)
+    def of_kinds(self, kinds: Sequence[str], after: int = 0) -> list[Event]:
+        """Every entry of some kinds other than `learn`, after a number."""
+        wanted = "SELECT number, kind, data, crc FROM event WHERE number > ? AND kind IN "
+        wanted += f"({', '.join('?' * len(kinds))}) ORDER BY number"
+        return [_event(*row) for row in self._db.execute(wanted, (after, *kinds)).fetchall()]
+
+    def backwards(self, before: int, limit: int) -> list[Event]:
+        """The entries before a number, learning among them, the newest first."""
+        page = "SELECT id, 1, NULL, NULL, NULL FROM example WHERE id < :before UNION ALL "
+        page += "SELECT number, 0, kind, data, crc FROM event WHERE number < :before "
+        page += "ORDER BY 1 DESC LIMIT :limit"
+        return self._page(page, {"before": before, "limit": limit})
 
     def last(self) -> int:
         """The highest number given out."""
@@ -70,6 +64,12 @@ class Journal:
         """Numbers of the entries whose checksum does not fit."""
         rows = self._db.execute("SELECT number, kind, data, crc FROM event")
         return [row[0] for row in rows if row[3] != text_checksum(*row[:3])]
+
+    def _page(self, page: str, places: dict[str, int]) -> list[Event]:
+        return [
+            Event(number, "learn", {"example": number}) if learnt else _event(number, *entry)
+            for number, learnt, *entry in self._db.execute(page, places).fetchall()
+        ]
 
 
 def _event(number: int, kind: str, text: str, crc: int) -> Event:

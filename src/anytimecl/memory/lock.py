@@ -9,7 +9,8 @@ from weakref import WeakSet
 
 from anytimecl.errors import StoreError
 
-# Windows forbids reading what is locked, so what is locked lies behind the text.
+# Windows forbids reading what is locked, so what is locked lies behind the text. This is why it is
+# not filelock: there the first byte is locked, and nobody could read who the owner is.
 _FAR = 1 << 20
 
 

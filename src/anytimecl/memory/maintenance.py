@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from anytimecl.files import replacing
 from anytimecl.memory.compaction import compact
 from anytimecl.memory.database import FILE, connect_read_only, telling
 from anytimecl.memory.opening import refuse_to_replace
@@ -45,7 +45,7 @@ def info(store: Store) -> Info:
     5
     """
     with store.reading() as db:
-        lost = [event.data for event in store.journal.of_kind("lost")]
+        lost = [event.data for event in store.journal.of_kinds(["lost"])]
         return Info(
             folder=str(store.path.parent) if store.path else None,
             version=version_of(db),
@@ -78,20 +78,14 @@ def backup(store: Store, to: Path) -> Path:
     target = Path(to) / FILE
     refuse_to_replace(to)
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_suffix(".part")
-    try:
-        part.unlink(missing_ok=True)
-        _copy(store, part)
-        os.replace(part, target)
-        _settle(target.parent)
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(target) as draft:
+        _copy(store, draft)
     return target
 
 
-def _copy(store: Store, part: Path) -> None:
-    with telling(part):
-        copy = sqlite3.connect(part)
+def _copy(store: Store, to: Path) -> None:
+    with telling(to):
+        copy = sqlite3.connect(to)
         try:
             if store.path is None:
                 with store.reading() as db:
@@ -105,18 +99,6 @@ def _copy(store: Store, part: Path) -> None:
                     source.close()
         finally:
             copy.close()
-    with part.open("r+b") as file:
-        os.fsync(file.fileno())
-
-
-def _settle(folder: Path) -> None:
-    """Have the new name on the disk too, where folders can be told so."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _sum(db: sqlite3.Connection, table: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, TypeVar
 
 from anytimecl.errors import StoreError
 from anytimecl.memory import schema
@@ -19,24 +20,28 @@ from anytimecl.memory.lock import OwnerLock
 from anytimecl.memory.mark import Mark, read_mark
 from anytimecl.memory.store import CACHE_BYTES, Store
 
+S = TypeVar("S", bound=Store)
 LOCK = "memory.lock"
 MARK = "memory.mark"
 
 
 def open_memory(
     folder: Path,
-    *,
     create: Mapping[str, str] | None = None,
     read_only: bool = False,
+    *,
     durability: Durability = "process",
     cache_bytes: int = CACHE_BYTES,
     cap: int | None = None,
+    thumbnails: bool = False,
+    _kind: type[Store] = Store,
 ) -> Store:
     """The memory in `folder`. If there is none, `create` makes it and becomes its `meta`.
 
     One process at a time owns a memory; others may open it with `read_only`. An acknowledged
     example survives the end of the process or, with `durability="full"`, of the power. `cap`
-    bounds how many examples are stored: then the oldest of the largest class goes first.
+    bounds how many examples are stored: then the oldest of the largest class goes first. With
+    `thumbnails`, a small picture of every image that is taught is kept beside it.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -49,16 +54,44 @@ def open_memory(
     folder = Path(folder)
     path = folder / FILE
     if read_only:
-        return _open_read_only(path, cache_bytes)
+        return _open_read_only(_kind, path, cache_bytes)
     if not path.exists() and create is None:
         raise StoreError(f"There is no memory in {folder}.")
     folder.mkdir(parents=True, exist_ok=True)
     owner = OwnerLock(folder / LOCK)
     try:
-        return _open_owned(path, create, durability, cache_bytes, cap, owner)
+        store = _open_owned(_kind, path, create, durability, cache_bytes, cap, owner)
+        store.thumbnails = thumbnails
+        return store
     except BaseException:
         owner.close()
         raise
+
+
+def open_as(
+    kind: type[S],
+    folder: Path,
+    create: Mapping[str, str] | None = None,
+    read_only: bool = False,
+    **options: Any,
+) -> S:
+    """`open_memory`, as a store of your own that is a subclass of `Store`."""
+    store = open_memory(folder, create, read_only, _kind=kind, **options)
+    assert isinstance(store, kind)
+    return store
+
+
+def stored_meta(folder: Path) -> dict[str, str] | None:
+    """What the memory in a folder, of whatever version, says of itself; None if there is none."""
+    path = Path(folder) / FILE
+    if not path.exists():
+        return None
+    with telling(path):
+        db = connect_read_only(path)
+        try:
+            return schema.read_meta(db) if schema.check(db) else None
+        finally:
+            db.close()
 
 
 def refuse_to_replace(folder: Path) -> None:
@@ -68,13 +101,14 @@ def refuse_to_replace(folder: Path) -> None:
 
 
 def _open_owned(
+    kind: type[S],
     path: Path,
     create: Mapping[str, str] | None,
     durability: Durability,
     cache_bytes: int,
     cap: int | None,
     owner: OwnerLock,
-) -> Store:
+) -> S:
     with ExitStack() as opened:  # closes everything, unless all goes well
         db = connect(path, durability)
         opened.callback(db.close)
@@ -94,7 +128,7 @@ def _open_owned(
             mark.close()
             owner.close()
 
-        store = Store(
+        store = kind(
             db,
             path,
             cache_bytes=cache_bytes,
@@ -108,7 +142,7 @@ def _open_owned(
     return store
 
 
-def _open_read_only(path: Path, cache_bytes: int) -> Store:
+def _open_read_only(kind: type[S], path: Path, cache_bytes: int) -> S:
     if not path.exists():
         raise StoreError(f"There is no memory in {path.parent}.")
     promised = read_mark(path.with_name(MARK))  # before the rest, since the owner may be writing
@@ -124,7 +158,7 @@ def _open_read_only(path: Path, cache_bytes: int) -> Store:
                 f"The memory in {path.parent} has the older version {version}: open it once for "
                 "writing, which brings it up to date."
             )
-        store = Store(db, path, read_only=True, cache_bytes=cache_bytes)
+        store = kind(db, path, read_only=True, cache_bytes=cache_bytes)
         store.admit_loss(promised)
         opened.pop_all()
     return store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from anytimecl.memory.database import connect
 from anytimecl.memory.schema import create
@@ -25,7 +26,21 @@ class RamMemory(Store):
         *,
         cache_bytes: int = CACHE_BYTES,
         cap: int | None = None,
+        thumbnails: bool = False,
     ) -> None:
         db = connect(None)
         create(db, meta or {})
-        super().__init__(db, None, cache_bytes=cache_bytes, cap=cap)
+        super().__init__(db, None, cache_bytes=cache_bytes, cap=cap, thumbnails=thumbnails)
+
+
+def open_in_ram(
+    folder: Path | None,
+    create: Mapping[str, str] | None,
+    read_only: bool = False,
+    *,
+    cache_bytes: int = CACHE_BYTES,
+    cap: int | None = None,
+    thumbnails: bool = False,
+) -> RamMemory:
+    """A new one, as a store is opened."""
+    return RamMemory(create, cache_bytes=cache_bytes, cap=cap, thumbnails=thumbnails)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import struct
+import zlib
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
@@ -11,11 +13,11 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from anytimecl.errors import StoreError
-from anytimecl.memory.cache import Cache
-from anytimecl.memory.checks import checksum
+from anytimecl.memory.checks import SIGNED, UNSIGNED, as_bytes
 from anytimecl.memory.database import is_damage
 from anytimecl.memory.stream import EXTENT, LARGEST, Stream
 
+_ENTRY = 220  # bytes of Python's own around each record: objects, dictionary entry, key
 _TOGETHER = 64  # examples fetched by one statement
 
 # The outer loop is over the examples, and extents come in order.
@@ -37,6 +39,56 @@ class Place(NamedTuple):
     crc: int
     key: str | None
     time: int | None  # in milliseconds since 1970; None: not known
+
+
+class IndexEntry(NamedTuple):
+    """A record, and the number of its set of candidates."""
+
+    record: bytes
+    candidates: int | None = None
+
+
+class Cache:
+    """The records read again and again; of more than fit, that unused for longest goes.
+
+    >>> cache = Cache(1000)
+    >>> for example in range(4):
+    ...     cache.put(example, IndexEntry(bytes(200)))
+    >>> cache.get(0) is None, len(cache.get(3).record)
+    (True, 200)
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._bytes = 0
+        self._records: OrderedDict[int, IndexEntry] = OrderedDict()
+
+    def get(self, example: int) -> IndexEntry | None:
+        """As it was put."""
+        stored = self._records.get(example)
+        if stored is not None:
+            self._records.move_to_end(example)
+        return stored
+
+    def put(self, example: int, stored: IndexEntry) -> None:
+        """From now on it is the one used last."""
+        self.drop(example)
+        self._records[example] = stored
+        self._bytes += len(stored.record) + _ENTRY
+        while self._bytes > self._limit:
+            _, oldest = self._records.popitem(last=False)
+            self._bytes -= len(oldest.record) + _ENTRY
+
+    def drop(self, example: int) -> None:
+        """It is gone."""
+        stored = self._records.pop(example, None)
+        if stored is not None:
+            self._bytes -= len(stored.record) + _ENTRY
+
+    def clear(self) -> None:
+        """All are."""
+        self._records.clear()
+        self._bytes = 0
 
 
 class Records:
@@ -61,6 +113,13 @@ class Records:
         start = self.stream.put(record)
         row = (example, label, candidates, start, len(record), crc, key, time)
         self._db.execute("INSERT INTO example VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def rewrite(self, example: int, label: int, key: str | None) -> None:
+        """Another label and key; the record stays where it is."""
+        record, place = self.get(example).record, self.place(example)
+        crc = checksum(example, label, place.candidates, key, record, place.time)
+        change = "UPDATE example SET label = ?, key = ?, crc = ? WHERE id = ?"
+        self._db.execute(change, (label, key, crc, example))
 
     def drop(self, example: int, place: Place) -> None:
         """Remove a record for good."""
@@ -91,31 +150,32 @@ class Records:
                 raise damaged(example)
         return record
 
-    def get(self, example: int) -> bytes:
+    def get(self, example: int) -> IndexEntry:
         """A record; StoreError says what is wrong with it."""
-        record = self.cache.get(example)
-        if record is None:
-            record = self.fetch(example, self.place(example))
-            self.cache.put(example, record)
-        return record
+        stored = self.cache.get(example)
+        if stored is None:
+            place = self.place(example)
+            stored = IndexEntry(self.fetch(example, place), place.candidates)
+            self.cache.put(example, stored)
+        return stored
 
-    def get_many(self, ids: Iterable[int]) -> dict[int, bytes]:
+    def get_many(self, ids: Iterable[int]) -> dict[int, IndexEntry]:
         """The records that can be had quickly. `get` knows why others are not among them."""
-        found: dict[int, bytes] = {}
+        found: dict[int, IndexEntry] = {}
         missing = []
         for example in dict.fromkeys(ids):
-            record = self.cache.get(example)
-            if record is None:
+            stored = self.cache.get(example)
+            if stored is None:
                 missing.append(example)
             else:
-                found[example] = record
+                found[example] = stored
         for at in range(0, len(missing), _TOGETHER):
-            for example, record in self._fetch_together(missing[at : at + _TOGETHER]):
-                found[example] = record
-                self.cache.put(example, record)
+            for example, stored in self._fetch_together(missing[at : at + _TOGETHER]):
+                found[example] = stored
+                self.cache.put(example, stored)
         return found
 
-    def _fetch_together(self, ids: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+    def _fetch_together(self, ids: Sequence[int]) -> Iterator[tuple[int, IndexEntry]]:
         try:
             rows = self._db.execute(f"{_JOINED} ({', '.join('?' * len(ids))})", ids).fetchall()
         except sqlite3.DatabaseError as error:
@@ -129,12 +189,33 @@ class Records:
                 offset = place.start % EXTENT
                 record = b"".join([part[-1] for part in parts])[offset : offset + place.size]
                 if _fits(example, place, record):
-                    yield example, record
+                    yield example, IndexEntry(record, place.candidates)
 
 
 def _fits(example: int, place: Place, record: bytes) -> bool:
     known = place.label, place.candidates, place.key, record, place.time
     return place.crc == checksum(example, *known)
+
+
+def checksum(
+    example: int,
+    label: int,
+    candidates: int | None,
+    key: str | None,
+    record: bytes,
+    time: int | None = None,
+) -> int:
+    """Covers the record, whose it is and what it is an example of.
+
+    >>> checksum(1, 1, None, None, b"cat") == checksum(1, 2, None, None, b"cat")
+    False
+    """
+    about = struct.pack("<qqq", example, label, candidates or 0) + (as_bytes(key) if key else b"")
+    if time is not None:
+        about += struct.pack("<q", time)
+    crc = zlib.crc32(record, zlib.crc32(about))
+    number: int = SIGNED.unpack(UNSIGNED.pack(crc))[0]
+    return number
 
 
 @contextmanager

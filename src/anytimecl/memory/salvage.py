@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,6 +45,8 @@ def rescue(store: Store, to: Path) -> Rescued:
         with store.reading(), new.writing():
             for number, kind, data in store.journal.sound():
                 new.journal.write(number, kind, data)
+            for key, used in store.keys.rows():
+                new.keys.copy(key, used)
             new.last = store.last  # numbers of what was left out are not given out again
             new.note("rescue", {"left_out": left_out})
     return Rescued(len(ids) - len(left_out), tuple(left_out))
@@ -59,6 +62,9 @@ def _copy(store: Store, new: Store, example: int, texts: Mapping[int, str]) -> b
         candidates = store.vocabulary.candidates(place.candidates)
     except (StoreError, sqlite3.Error):
         return False
+    row = Row(texts[place.label], record, candidates, place.key, place.time)
+    with suppress(StoreError, sqlite3.Error):  # the record is worth keeping without the rest
+        row = store.about.row(example, row)
     new.last = example - 1  # so that the next number is the same
-    new.add(Row(texts[place.label], record, candidates, place.key, place.time))
+    new.add(row)
     return True

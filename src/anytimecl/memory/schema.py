@@ -58,6 +58,35 @@ MIGRATIONS: tuple[str, ...] = (
     """,
     # When it was learned, in milliseconds since 1970. What is older than this step has no time.
     "ALTER TABLE example ADD COLUMN time INTEGER",
+    # What an image's tokens are, as a digest: the same image is known again. Older ones have none.
+    """
+    CREATE TABLE content (example INTEGER PRIMARY KEY, digest INTEGER NOT NULL);
+    CREATE INDEX content_digest ON content (digest)
+    """,
+    # Keys of requests that have taught, which outlive their examples; digests alone, since what is
+    # forgotten leaves no text behind.
+    """
+    CREATE TABLE used_key (
+        key BLOB PRIMARY KEY,
+        example INTEGER NOT NULL,
+        content BLOB NOT NULL,
+        crc INTEGER NOT NULL
+    ) WITHOUT ROWID
+    """,
+    # What an image was called where it came from, and a small picture of it. `withdrawn` has the
+    # examples that were taken back (their label is number 0), each with the event that did it:
+    # they stay until no checkpoint needs them.
+    """
+    CREATE TABLE source (example INTEGER PRIMARY KEY, name TEXT NOT NULL);
+    CREATE TABLE thumbnail (example INTEGER PRIMARY KEY, data BLOB NOT NULL);
+    CREATE TABLE withdrawn (example INTEGER PRIMARY KEY, number INTEGER NOT NULL)
+    """,
+    # Checksums of these as well. What is older than this step has none.
+    """
+    ALTER TABLE content ADD COLUMN crc INTEGER;
+    ALTER TABLE source ADD COLUMN crc INTEGER;
+    ALTER TABLE thumbnail ADD COLUMN crc INTEGER
+    """,
 )
 
 

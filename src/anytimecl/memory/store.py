@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import time_ns
 from types import MappingProxyType
@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from anytimecl.closing import Closing
 from anytimecl.errors import StoreError
-from anytimecl.memory.cache import Cache
-from anytimecl.memory.contract import Event, Example, Row, StoreWarning
-from anytimecl.memory.database import is_damage, telling
+from anytimecl.memory.about import About, sound
+from anytimecl.memory.acts import LabelHistory, censor, history, ids_at
+from anytimecl.memory.contract import Event, Example, Row, Stored, StoreWarning
+from anytimecl.memory.database import ERRORS, in_words, is_damage, telling
 from anytimecl.memory.journal import Journal
-from anytimecl.memory.records import Records
+from anytimecl.memory.keys import Keys, RequestKey, Used
+from anytimecl.memory.records import Cache, Place, Records
 from anytimecl.memory.schema import read_meta
 from anytimecl.memory.vocabulary import Vocabulary
 
@@ -45,6 +47,7 @@ class Store(Closing):
         read_only: bool = False,
         cache_bytes: int = CACHE_BYTES,
         cap: int | None = None,
+        thumbnails: bool = False,
         acknowledge: Callable[[int], None] = lambda number: None,
         release: Callable[[], None] = lambda: None,
     ) -> None:
@@ -52,11 +55,15 @@ class Store(Closing):
             raise StoreError(f"The cap on stored examples is at least 1, not {cap}.")
         self.path = path
         self.read_only = read_only
+        self.thumbnails = thumbnails  # whether small pictures are kept
         self.lock = threading.RLock()
         self.records = Records(db, Cache(cache_bytes))
         self.vocabulary = Vocabulary(db)
         self.journal = Journal(db)
+        self.keys = Keys(db)
+        self.about = About(db)
         self.lost: tuple[int, int] | None = None  # first and last number found missing on opening
+        self.evicted: dict[int, bytes] = {}  # records that the last addition took the place of
         self._db: sqlite3.Connection | None = db
         self._process = os.getpid()
         self._cap = cap
@@ -77,12 +84,18 @@ class Store(Closing):
         candidates: Sequence[str] | None = None,
         key: str | None = None,
         time: int | None = None,
+        content: int | None = None,
     ) -> int:
-        return self.append_many([Row(label, record, candidates, key, time)])[0]
+        return self.append_row(Row(label, record, candidates, key, time, content))
+
+    def append_row(self, row: Row) -> int:
+        """`append` with all that may be known of an example."""
+        return self.append_many([row])[0]
 
     def append_many(self, rows: Iterable[Row | tuple[str, bytes]]) -> list[int]:
         ready = [Row(*row) for row in rows]  # first of all, since making them may take long
         with self.writing():
+            self.evicted = {}
             return [self.add(row) for row in ready]
 
     def record_event(self, kind: str, data: dict[str, Any]) -> int:
@@ -92,11 +105,12 @@ class Store(Closing):
     def forget(self, ids: Sequence[int]) -> int:
         with self.lock:
             with self.writing():
-                gone = [example for example in dict.fromkeys(ids) if self._remove(example)]
+                known = self.labels().keys()
+                gone = [example for example in dict.fromkeys(ids) if self.remove(example)]
                 if not gone:
                     return 0
                 self.vocabulary.drop_unused_candidates()
-                self.journal.censor_labels()
+                censor(self, gone, known - self.labels().keys())
                 self.note("forget", {"examples": gone})
             self.truncate_log()
             return len(gone)
@@ -104,7 +118,7 @@ class Store(Closing):
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """A transaction: acknowledged when the block ends, undone if it raises."""
-        with self.lock, telling(self.path):
+        with self.lock:
             self.check_writable()
             db, stream = self.db, self.records.stream
             before = self.last, stream.end, stream.extents
@@ -112,11 +126,13 @@ class Store(Closing):
                 db.execute("BEGIN IMMEDIATE")
                 yield db
                 db.execute("COMMIT")
-            except BaseException:
+            except BaseException as error:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 self.last, stream.end, stream.extents = before
                 self.vocabulary.reset()
+                if isinstance(error, ERRORS):
+                    raise in_words(error, self.path) from error
                 raise
             if self.last != before[0]:
                 self._acknowledge(self.last)
@@ -158,6 +174,9 @@ class Store(Closing):
         candidates = None if given is None else self.vocabulary.add_candidates(tuple(given))
         when = time_ns() // 1_000_000 if row.time is None else row.time
         self.records.add(example, label, candidates, row.key, bytes(row.record), when)
+        self.about.add(example, row)
+        if isinstance(row.key, RequestKey):
+            self.keys.add(row.key, example)
         while self._cap is not None and self.vocabulary.total() > self._cap:
             self._evict()
         return example
@@ -190,14 +209,18 @@ class Store(Closing):
         oldest = "SELECT min(id) FROM example WHERE label = ?"
         example = self.db.execute(oldest, (label,)).fetchone()[0]
         text = self.vocabulary.text(label)
-        self._remove(example)
+        with suppress(StoreError):  # damaged: nobody will miss it
+            self.evicted[example] = self.records.get(example).record
+        self.remove(example)
         self.note("evict", {"example": example, "label": text})
 
-    def _remove(self, example: int) -> bool:
+    def remove(self, example: int) -> bool:
+        """Take an example away for good, inside a transaction; whether there was one."""
         place = self.records.find(example)
         if place is None:
             return False
         self.records.drop(example, place)
+        self.about.drop(example)
         self.vocabulary.drop_example(place.label)
         return True
 
@@ -206,17 +229,24 @@ class Store(Closing):
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """The connection, with the lock held and errors told in words."""
-        with self.lock, telling(self.path):
+        with self.lock:
             db = self.db
             # The owner's lock keeps its data still; a reader needs a transaction for that.
             apart = self.read_only and not db.in_transaction
-            if apart:
-                db.execute("BEGIN")
             try:
-                yield db
-            finally:
                 if apart:
+                    db.execute("BEGIN")
+                yield db
+            except ERRORS as error:
+                raise in_words(error, self.path) from error
+            finally:
+                if apart and db.in_transaction:
                     db.execute("ROLLBACK")
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was let go."""
+        return self._db is None
 
     @property
     def db(self) -> sqlite3.Connection:
@@ -235,47 +265,103 @@ class Store(Closing):
             row = db.execute("SELECT id FROM example WHERE key = ?", (key,)).fetchone()
             return row and int(row[0])
 
+    def find_content(self, digest: int) -> tuple[int, str] | None:
+        """The newest example of an image with these tokens, and its label."""
+        found = self.copies(digest)
+        return found[-1] if found else None
+
+    def copies(self, digest: int | None) -> list[tuple[int, str]]:
+        """Every example of an image with these tokens, and its label; the newest comes last."""
+        if digest is None:
+            return []
+        with self.reading():
+            wanted = "SELECT e.id, e.label, c.crc FROM content c "
+            wanted += "JOIN example e ON e.id = c.example "
+            wanted += "WHERE c.digest = ? AND e.label > 0 ORDER BY e.id"
+            found = self.db.execute(wanted, (digest,)).fetchall()
+            good = [(i, label) for i, label, crc in found if sound(i, digest, crc)]
+            return [(example, self.vocabulary.text(label)) for example, label in good]
+
+    def used_key(self, key: str) -> Used | None:
+        with self.reading():
+            return self.keys.find(key)
+
     def read(self, ids: Sequence[int]) -> list[bytes]:
         with self.reading():
             found = self.records.get_many(ids)
-            return [found[e] if e in found else self.records.get(e) for e in ids]
+            return [(found[e] if e in found else self.records.get(e)).record for e in ids]
 
-    def read_ok(self, ids: Sequence[int]) -> list[tuple[int, bytes]]:
+    def stored(self, ids: Sequence[int]) -> list[Stored]:
         good = []
         with self.reading():
             found = self.records.get_many(ids)
             for example in ids:
                 try:
-                    record = found[example] if example in found else self.records.get(example)
-                    good.append((example, record))
+                    entry = found[example] if example in found else self.records.get(example)
+                    chosen = entry.candidates
+                    given = None if chosen is None else self.vocabulary.candidates(chosen)
+                    good.append(Stored(example, entry.record, given))
                 except StoreError as error:
                     warnings.warn(f"Left out: {error}", StoreWarning, stacklevel=2)
         return good
 
     def example(self, example: int) -> Example:
         with self.reading():
-            record = self.records.get(example)
-            place = self.records.place(example)
+            record = self.records.get(example).record
+            place = self.labelled(example)
             label = self.vocabulary.text(place.label)
             candidates = self.vocabulary.candidates(place.candidates)
             return Example(example, label, record, candidates, example)
 
+    def labelled(self, example: int) -> Place:
+        """Where an example lies; StoreError if it was taken back."""
+        place = self.records.place(example)
+        if not place.label:
+            raise StoreError(f"The memory has no example {example}: it was taken back.")
+        return place
+
+    def label(self, example: int) -> str | None:
+        """Of an example; None if it was taken back."""
+        with self.reading():
+            place = self.records.place(example)
+            return self.vocabulary.text(place.label) if place.label else None
+
+    def digest(self, example: int) -> int | None:
+        """Of the tokens of an example, where it is known."""
+        with self.reading():
+            return self.about.digest(example)
+
+    def told_of(self, example: int) -> tuple[str | None, str | None]:
+        """The label of an example, and what its image was called where it came from."""
+        with self.reading():
+            return self.label(example), self.about.source(example)
+
+    def history(self, after: int = 0) -> LabelHistory:
+        return history(self, after)
+
+    def ids_at(self, number: int) -> Iterator[tuple[int, str]]:
+        return ids_at(self, number)
+
     def rows(self, ids: Sequence[int]) -> list[tuple[int, Row]]:
-        """Examples as they would be stored again; the damaged are left out as `read_ok` does."""
+        """Examples as they would be stored again; the damaged are left out as `stored` does."""
         found = []
         with self.reading():
-            for example, record in self.read_ok(ids):
+            for example, record, candidates in self.stored(ids):
                 try:
-                    place = self.records.place(example)
+                    place = self.labelled(example)
                     label = self.vocabulary.text(place.label)
-                    candidates = self.vocabulary.candidates(place.candidates)
                 except StoreError as error:
                     told = f"Left out: example {example}. {error}"
                     warnings.warn(told, StoreWarning, stacklevel=2)
                 else:
                     row = Row(label, record, candidates, place.key, place.time)
-                    found.append((example, row))
+                    found.append((example, self.about.row(example, row)))
         return found
+
+    def thumbnail(self, example: int) -> bytes | None:
+        """The small picture of an example, where there is one."""
+        with self.reading():
+            return self.about.thumbnail(example)
 
     def ids(self, label: str | None = None) -> Iterator[tuple[int, str]]:
         texts: dict[int, str] = {}
@@ -295,10 +381,6 @@ class Store(Closing):
         with self.reading():
             return self.vocabulary.counts()
 
-    def candidates(self, ids: Sequence[int]) -> list[tuple[str, ...] | None]:
-        with self.reading():
-            return [self.vocabulary.candidates(self.records.place(e).candidates) for e in ids]
-
     def events(self, after: int = 0) -> Iterator[Event]:
         page = [Event(after, "", {})]
         while page:
@@ -310,9 +392,16 @@ class Store(Closing):
         with self.reading():
             return self.vocabulary.total()
 
-    def page(self, after: int, label: str | None = None) -> list[tuple[int, int]]:
-        """The next (example, number of its label) in order of arrival."""
-        only = "" if label is None else "AND label = (SELECT id FROM label WHERE text = :label)"
+    def page(
+        self, after: int, label: str | None = None, *, withdrawn: bool = False
+    ) -> list[tuple[int, int]]:
+        """The next (example, number of its label) in order of arrival.
+
+        The number is 0 for those that were taken back, which come `withdrawn` alone.
+        """
+        only = "" if withdrawn else "AND +label != 0"
+        if label is not None:
+            only = "AND label = (SELECT id FROM label WHERE text = :label)"
         chosen = {"after": after, "label": label}
         with self.reading() as db:
             try:

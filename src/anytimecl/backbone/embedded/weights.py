@@ -48,12 +48,13 @@ def read_weights(folder: Path, device: str, wanted: Callable[[str], bool]) -> di
     try:
         with safetensors.safe_open(file, framework="pt") as weights:
             names = {_canonical(name): name for name in weights.keys()}  # noqa: SIM118
-            # copy: else the tensor would be the mapped file itself
-            return {
-                canonical: weights.get_tensor(name).to(device, copy=True)
-                for canonical, name in names.items()
-                if wanted(canonical)
-            }
+        found = {}
+        for canonical in filter(wanted, names):
+            # Opened for each: the file is mapped, and what was read of it counts while it is open.
+            with safetensors.safe_open(file, framework="pt") as weights:
+                value = weights.get_tensor(names[canonical])
+                found[canonical] = value.to(device, copy=True)  # else it would be the mapped file
+        return found
     except (OSError, safetensors.SafetensorError) as error:
         raise ModelError(
             f"{file} is damaged ({error}). Run `anytimecl model fetch embedded`."

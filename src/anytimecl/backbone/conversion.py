@@ -1,0 +1,90 @@
+"""Models in another library's layout, turned once into a folder as transformers has them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from anytimecl.backbone.embedded import fetch
+from anytimecl.backbone.embedded.assemble import share
+from anytimecl.backbone.layout import WEIGHTS, damaged
+from anytimecl.backbone.text import cache_folder
+
+
+def made_once(
+    kind: str,
+    source: Path,
+    files: Sequence[str],  # that it is made of
+    copied: Sequence[str],  # and those of them that stay as they are
+    described: Callable[[], Mapping[str, Mapping[str, Any]]],  # JSON files
+    weights: Callable[[], Mapping[str, Tensor]],
+) -> Path:
+    """The converted model's folder in the cache, made now unless it was before.
+
+    `kind` tells the layout and the version of its converter: another gets another folder.
+    """
+    marks = [fetch.sha256_of(source / file) for file in files]
+    mark = hashlib.sha256(" ".join([kind, *files, *marks]).encode()).hexdigest()[:16]
+    made = cache_folder() / "models" / f"{kind}-{mark}"
+    if (made / WEIGHTS).is_file():  # in a cache, maybe, that may only be read
+        return made
+    with fetch.locked(made.parent / f"{made.name}.lock"):
+        if (made / WEIGHTS).is_file():
+            return made
+        with fetch.fresh_folder(made.parent / f"{made.name}.partial") as partial:
+            _fill(partial, source, copied, described(), weights())
+            shutil.rmtree(made, ignore_errors=True)
+            os.replace(partial, made)
+    return made
+
+
+def _fill(
+    folder: Path,
+    source: Path,
+    copied: Sequence[str],
+    described: Mapping[str, Mapping[str, Any]],
+    weights: Mapping[str, Tensor],
+) -> None:
+    from safetensors.torch import save_file
+
+    for file in copied:
+        shutil.copyfile(source / file, folder / file)
+    for file, values in described.items():  # also in place of a copy
+        (folder / file).write_text(json.dumps(values, indent=2), encoding="utf-8")
+    save_file(dict(weights), folder / WEIGHTS, {"format": "pt"})
+    share(folder)
+
+
+def renamed(weights: Mapping[str, Tensor], rename: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
+    """Every weight under its name here, by patterns; what torch packs into one is three there."""
+    found: dict[str, Tensor] = {}
+    for own, value in weights.items():
+        name = own
+        for pattern, replacement in rename:
+            name = re.sub(pattern, replacement, name)
+        if packed := re.search(r"self_attn\.in_proj_(weight|bias)$", name):
+            for letter, part in zip("qkv", value.chunk(3), strict=True):
+                at = f"{name[: packed.start()]}self_attn.{letter}_proj.{packed[1]}"
+                found[at] = part.contiguous()
+        else:
+            found[name] = value
+    return found
+
+
+def read_weights(name: str, file: Path) -> dict[str, Tensor]:
+    """Every weight in a safetensors file of the model of that name."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise damaged(name, file, error) from error

@@ -1,0 +1,372 @@
+"""Models on the Hugging Face hub: their names, and exactly the revision that was asked for.
+
+A branch moves and a commit does not, so whoever stores something of a model stores the commit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from anytimecl.backbone import layout
+from anytimecl.backbone.layout import INDEX, OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, WEIGHTS
+from anytimecl.backbone.text import cache_folder
+from anytimecl.errors import ModelError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+TOKENIZER_FILES = [
+    "added_tokens.json", "merges.txt", "sentencepiece.bpe.model", "special_tokens_map.json",
+    "spiece.model", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json",
+    "vocab.txt",
+]  # fmt: skip
+_SMALL = [
+    "config.json", "preprocessor_config.json", "processor_config.json", OPEN_CLIP_CONFIG, INDEX,
+    *TOKENIZER_FILES,
+]  # fmt: skip
+_FETCHED = [*_SMALL, WEIGHTS, "model-*-of-*.safetensors"]
+_MAIN = "main"
+_CONVERTER, _CONVERSION = "SFconvertbot", "Adding `safetensors` variant of this model"
+_OTHERWISE = 'give a folder that holds the model, or use "embedded", which needs no hub'
+
+
+# ------------------------------------------------------------------------------------- names
+
+
+@dataclass(frozen=True)
+class HubName:
+    """A repository, and the branch, tag or commit where one was asked for.
+
+    >>> str(HubName("someone/model", "v2"))
+    'someone/model@v2'
+    """
+
+    repository: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        """As `parse` reads it."""
+        return self.repository + (f"@{self.revision}" if self.revision else "")
+
+
+def parse(name: str) -> HubName | None:
+    """A hub name in any of the ways that people write it, or None if it is not one.
+
+    >>> str(parse("https://huggingface.co/openai/clip-vit-base-patch32/tree/v1?x=y"))
+    'openai/clip-vit-base-patch32@v1'
+    >>> str(parse("hf-hub:someone/model@v2")), parse("embedded")
+    ('someone/model@v2', None)
+    """
+    text = name.strip()
+    if (address := _address(text)) is not None:
+        return address
+    text = re.sub(r"^(hf[-_]hub:|hf://(models/)?)", "", text).strip("/")
+    repository, at, revision = text.partition("@")
+    if repository.count("/") != 1 or (at and not revision):
+        return None
+    return HubName(repository, revision or None)
+
+
+def pinned(name: str, commit: str) -> str:
+    """A model's name at a commit, where it is one on the hub and the commit is known.
+
+    >>> pinned("someone/model@main", "1a2b"), pinned("embedded", "2"), pinned("/a/b", "1a2b")
+    ('someone/model@1a2b', 'embedded', '/a/b')
+    """
+    asked = None if Path(name).is_absolute() else parse(name)
+    return name if asked is None or not commit else f"{asked.repository}@{commit}"
+
+
+def _address(text: str) -> HubName | None:
+    """From the address of a page on the hub: of the model, or of a file or branch of it."""
+    hosts = {"huggingface.co", "www.huggingface.co", "hf.co"}
+    if (own := urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc) != "":
+        hosts.add(own)
+    parts = urlsplit(text if "://" in text else f"https://{text}")
+    if parts.netloc not in hosts or parts.scheme not in ("http", "https"):
+        if text.startswith(("http://", "https://")):
+            raise ModelError(
+                f"{text} is not the address of a model on the Hugging Face hub. Give the model's "
+                'name there, such as "openai/clip-vit-base-patch32", or download the model and '
+                "give its folder."
+            )
+        return None
+    steps = [unquote(step) for step in parts.path.split("/") if step]
+    if steps[:1] == ["models"]:
+        steps = steps[1:]
+    if len(steps) < 2 or steps[0] in ("datasets", "spaces", "collections", "papers"):
+        raise ModelError(f"{text} is not the address of a model: that ends in OWNER/NAME.")
+    repository, _, revision = "/".join(steps[:2]).partition("@")
+    if len(steps) > 3 and steps[2] in ("tree", "blob", "resolve", "raw", "commit"):
+        revision = steps[3]
+    return HubName(repository, revision or None)
+
+
+# ---------------------------------------------------------------------------------- fetching
+
+
+def fetch(name: HubName) -> Path:
+    """The folder of a hub model, from the cache of huggingface_hub or downloaded into it.
+
+    It holds exactly the revision asked for or, where that has only pickled weights, the hub's own
+    conversion of these weights. Its name is the commit.
+    """
+    with _told(name):
+        folder = _snapshot(name, name.revision, _SMALL)
+    config, of_open_clip = _json(folder / "config.json"), (folder / OPEN_CLIP_CONFIG).is_file()
+    if of_open_clip and (config is None or config.get("model_type") not in layout.tables()):
+        config = None  # of another library, which has its own file
+    if config is not None:
+        layout.check_type(str(name), config)  # before gigabytes come for nothing
+    with _told(name, folder):
+        if (folder / "config.json").is_file() and (config is not None or not of_open_clip):
+            if not _complete(folder):
+                folder = _snapshot(name, folder.name)
+            if _complete(folder):
+                return folder
+            if (converted := _converted(name, folder)) is not None:
+                return converted
+        if of_open_clip:
+            folder = _snapshot(name, folder.name, [*_SMALL, OPEN_CLIP_WEIGHTS])
+            if (folder / OPEN_CLIP_WEIGHTS).is_file():
+                return folder
+        files = _api().list_repo_files(name.repository, revision=folder.name)
+    raise layout.unreadable(str(name), files, config)
+
+
+def commit_of(folder: Path) -> str:
+    """The commit that a folder of the hub's cache holds; empty for any other folder."""
+    return folder.name if folder.parent.name == "snapshots" else ""
+
+
+def _snapshot(name: HubName, revision: str | None, patterns: list[str] = _FETCHED) -> Path:
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                name.repository, revision=revision, allow_patterns=patterns
+            )
+        )
+    except LocalEntryNotFoundError as error:
+        # An older version may have left out a file that the model does not need.
+        found = _partial(HubName(name.repository, revision), error)
+        if found is not None and _complete(found):
+            return found
+        raise
+
+
+def _partial(name: HubName, error: Exception) -> Path | None:
+    """What the cache has of a revision, where that is not all."""
+    # Newer versions of huggingface_hub tell it, unless a commit was asked for.
+    known = getattr(error, "snapshot_path", None) or _repository_folder(name) / "snapshots" / (
+        name.revision or _MAIN
+    )
+    return Path(known) if Path(known).is_dir() else None
+
+
+def _repository_folder(name: HubName) -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE) / f"models--{name.repository.replace('/', '--')}"
+
+
+def _complete(folder: Path) -> bool:
+    index = _json(folder / INDEX)
+    if index is not None and not isinstance(index.get("weight_map"), dict):
+        index = None
+    return not layout.lacking(layout.files_in(folder), index)
+
+
+def _converted(name: HubName, folder: Path) -> Path | None:
+    """The hub's conversion of exactly these weights to safetensors, with its own configuration.
+
+    The hub's converter leaves it as a pull request; `transformers` looks there as well. A request
+    stands on some older commit: it is of these weights if the pickles beside it are the same.
+    """
+    note = cache_folder() / "conversions" / name.repository.replace("/", "--") / folder.name
+    if note.is_file():  # found before, so it works offline
+        return _snapshot(name, note.read_text(encoding="utf-8").strip())
+    api = _api()
+    own = _pickles(api, name.repository, folder.name)
+    if not own:
+        return None
+    for request in api.get_repo_discussions(
+        name.repository, author=_CONVERTER, discussion_type="pull_request"
+    ):
+        reference = f"refs/pr/{request.num}"
+        if request.author != _CONVERTER or request.title != _CONVERSION:
+            continue
+        if _pickles(api, name.repository, reference) == own:
+            found = _snapshot(name, reference)
+            if _complete(found):
+                with suppress(OSError):  # only another look-up is lost
+                    note.parent.mkdir(parents=True, exist_ok=True)
+                    note.write_text(found.name, encoding="utf-8")
+                return found
+    return None
+
+
+def _pickles(api: HfApi, repository: str, revision: str) -> dict[str, str]:
+    """The pickled weights of a revision, each with what identifies its content."""
+    entries: Iterator[Any] = iter(api.list_repo_tree(repository, revision=revision))
+    return {
+        entry.path: entry.blob_id
+        for entry in entries
+        if re.fullmatch(r"pytorch_model[^/]*\.bin", entry.path)
+    }
+
+
+def _api() -> HfApi:
+    import huggingface_hub
+
+    return huggingface_hub.HfApi()
+
+
+def _json(file: Path) -> dict[str, Any] | None:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+# ------------------------------------------------------------------------------------ errors
+
+
+@contextmanager
+def _told(name: HubName, folder: Path | None = None) -> Iterator[None]:
+    """Errors of the hub and of the network, in words; `folder` is what the cache has already."""
+    from huggingface_hub import errors
+
+    # Of the package that huggingface_hub asks with, which differs from version to version.
+    http: type[Exception] = errors.HfHubHTTPError.__bases__[0]
+    try:
+        yield
+    except ModelError:
+        raise
+    # OSError: not there, no network, no permission. ValueError: not a possible name.
+    except (OSError, ValueError, http) as error:
+        for kind, words in _kinds():
+            if isinstance(error, kind):
+                raise ModelError(words(name)) from error
+        folder = _partial(name, error) or folder
+        if folder is not None:
+            raise ModelError(_half(name, folder, error)) from error
+        raise ModelError(_unreachable(name, error)) from error
+
+
+def _kinds() -> list[tuple[type[Exception], Callable[[HubName], str]]]:
+    from huggingface_hub import errors
+
+    return [  # the first that fits
+        (errors.GatedRepoError, _gated),
+        (errors.DisabledRepoError, _disabled),
+        (errors.RevisionNotFoundError, _no_revision),
+        (errors.RepositoryNotFoundError, _missing),
+        (errors.HFValidationError, _misnamed),
+    ]
+
+
+def _gated(name: HubName) -> str:
+    return (
+        f"{name} is gated: its owner asks for consent. Accept the conditions on "
+        f"{_endpoint()}/{name.repository} with your account, log in here with `hf auth login` or "
+        f"set HF_TOKEN, and try again. Or {_OTHERWISE}."
+    )
+
+
+def _disabled(name: HubName) -> str:
+    return f"The hub has disabled access to {name}. {_sentence(_OTHERWISE)}."
+
+
+def _no_revision(name: HubName) -> str:
+    there = ""
+    with suppress(Exception):  # only the list is lost
+        refs = _api().list_repo_refs(name.repository)
+        names = [ref.name for ref in (*refs.branches, *refs.tags)]
+        there = f" It has {', '.join(names[:8])}{' and more' if len(names) > 8 else ''}."
+    return (
+        f"{name.repository} is on the hub, but has no branch, tag or commit {name.revision!r}."
+        f"{there} A commit is given in full."
+    )
+
+
+def _missing(name: HubName) -> str:
+    return (
+        f"There is no model {name.repository} on the hub ({_endpoint()}), or it is private. Check "
+        "the spelling; for a private model log in with `hf auth login` or set HF_TOKEN. Or "
+        f"{_OTHERWISE}."
+    )
+
+
+def _misnamed(name: HubName) -> str:
+    return (
+        f"{str(name)!r} cannot be the name of a model on the hub: that is OWNER/NAME in letters, "
+        f"digits, '-', '_' and '.', such as openai/clip-vit-base-patch32. Or {_OTHERWISE}."
+    )
+
+
+def _unreachable(name: HubName, error: Exception) -> str:
+    known = _cached(name)
+    also = f" The cache has of it: {', '.join(known)}; name one with @." if known else ""
+    return (
+        f"{name} is not in the Hugging Face cache, and {_why(error)}.{also} Connect once and run "
+        f"`anytimecl model fetch {name}`, {_OTHERWISE}."
+    )
+
+
+def _half(name: HubName, folder: Path, error: Exception) -> str:
+    there = layout.files_in(folder)
+    index = _json(folder / INDEX)
+    lacks = layout.lacking(there, index if index and "weight_map" in index else None)
+    requests = [ref for ref in _cached(name) if ref.startswith("refs/pr/")]
+    also = (
+        f" The cache also has {', '.join(requests)}: if that is the conversion of this model to "
+        f"safetensors, name it: {name.repository}@{requests[0]}."
+        if requests and name.revision in (None, _MAIN)
+        else ""
+    )
+    return (
+        f"Only a part of {name} is in the Hugging Face cache: {', '.join(lacks) or 'a file'} is "
+        f"missing in {folder}, and {_why(error)}. Connect once and run `anytimecl model fetch "
+        f"{name}`, {_OTHERWISE}.{also}"
+    )
+
+
+def _why(error: BaseException) -> str:
+    from huggingface_hub import constants, errors
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set, so the hub is not asked"
+    cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else error
+    said = str(cause or error).strip().splitlines() or [type(error).__name__]
+    return f"the hub ({_endpoint()}) cannot be used: {said[0].rstrip('.')}"
+
+
+def _cached(name: HubName) -> list[str]:
+    """Branches, tags and pull requests that the cache knows of a repository."""
+    folder = _repository_folder(name) / "refs"
+    if not folder.is_dir():
+        return []
+    refs = (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+    return sorted(ref for ref in refs if ref != (name.revision or _MAIN))
+
+
+def _endpoint() -> str:
+    from huggingface_hub import constants
+
+    return str(constants.ENDPOINT)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,312 @@
+"""Corrections: each one is an entry of the journal, and says enough to be repeated and undone.
+
+    relabel, merge   {"examples": [id, ...], "before": label or labels, "label": label}
+    rename           {"before": label, "label": label}
+    withdraw         {"example": id, "label": label}, what was taught is taken back
+
+An entry that takes back another has its number besides, as `undoes`. All functions but `purge`
+work inside a transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from anytimecl.errors import LabelTakenError, StoreError, UnknownLabelError
+from anytimecl.memory.contract import Event
+from anytimecl.memory.keys import RequestKey
+
+if TYPE_CHECKING:
+    from anytimecl.memory.store import Store
+
+LEARN, RELABEL, MERGE, RENAME, WITHDRAW = "learn", "relabel", "merge", "rename", "withdraw"
+KINDS = (RELABEL, MERGE, RENAME, WITHDRAW)
+_FINAL = {"forget": "forgetting", "import": "an import", "rescue": "a rescue"}
+_PAGE = 64  # entries that are looked through at once
+
+
+class Act(NamedTuple):
+    """An entry about labels: which examples had which label before, and have which now."""
+
+    number: int
+    kind: str
+    examples: tuple[int, ...]
+    before: tuple[str, ...]  # [example]; of a renamed label, that label
+    label: str | None  # None: no label any more
+    keys: tuple[str | None, ...] | None = None  # that they had before, where they changed
+
+
+def act_of(event: Event) -> Act | None:
+    """What an entry says; None if that was forgotten, or if it is about something else."""
+    data = event.data
+    if event.kind == WITHDRAW and "label" in data:
+        return Act(event.number, event.kind, (data["example"],), (data["label"],), None)
+    if event.kind not in KINDS or "label" not in data or "before" not in data:
+        return None
+    examples, before = tuple(data.get("examples", ())), data["before"]
+    every = tuple(before) if isinstance(before, list) else (before,) * max(1, len(examples))
+    keys = tuple(data["keys"]) if "keys" in data else None
+    return Act(event.number, event.kind, examples, every, data["label"], keys)
+
+
+class LabelHistory:
+    """What every example was called at any moment since an event.
+
+    >>> acts = [Act(5, "relabel", (1,), ("llama",), "okapi")]
+    >>> history = LabelHistory(acts)
+    >>> history.label_at(1, 4, "okapi"), history.label_at(1, 5, "okapi")
+    ('llama', 'okapi')
+    """
+
+    def __init__(self, acts: Iterable[Act] = ()) -> None:
+        self.acts = {act.number: act for act in acts}
+        self._of: dict[int, list[tuple[int, str]]] = {}  # example -> when, and what it was before
+        self._renamed: list[Act] = []
+        for act in self.acts.values():
+            if act.kind == RENAME:
+                self._renamed.append(act)
+            for example, before in zip(act.examples, act.before, strict=False):
+                self._of.setdefault(example, []).append((act.number, before))
+
+    def label_at(self, example: int, number: int, now: str | None) -> str | None:
+        """Its label just after the event `number`, from its label now; None: it had none."""
+        label, until = now, None
+        for when, before in self._of.get(example, ()):
+            if when > number:
+                label, until = before, when
+                break
+        for act in reversed(self._renamed):
+            if number < act.number and (until is None or act.number < until):
+                label = act.before[0] if label == act.label else label
+        return label
+
+    def labels_of(self, examples: Collection[int], labels: Collection[str] = ()) -> set[str]:
+        """Every label that an act gave to one of these, or took from it.
+
+        And these labels themselves, each with all that it was called before it was renamed.
+        """
+        gone, found = set(examples), set(labels)
+        for act in self.acts.values():
+            for example, before in zip(act.examples, act.before, strict=False):
+                if example in gone:
+                    found |= {before, act.label or before}
+        for act in reversed(self._renamed):
+            if act.label in found:
+                found.add(act.before[0])
+        return found
+
+    def touches(self, examples: Collection[int], labels: Collection[str]) -> bool:
+        """Whether an act is about one of these."""
+        about = {text for act in self.acts.values() for text in (act.label, *act.before)}
+        return not about.isdisjoint(labels) or not self._of.keys().isdisjoint(examples)
+
+
+def history(store: Store, after: int = 0) -> LabelHistory:
+    """What happened to labels after an event; may be called at any time."""
+    with store.reading():
+        found = [act_of(event) for event in store.journal.of_kinds(KINDS, after)]
+    return LabelHistory(act for act in found if act is not None)
+
+
+def ids_at(store: Store, number: int) -> Iterator[tuple[int, str]]:
+    """Every (id, label) as it was just after the event `number`, in order of arrival."""
+    since = history(store, number)
+    texts: dict[int, str] = {}
+    page = [(0, 0)]
+    while page:
+        with store.reading():
+            page = store.page(page[-1][0], withdrawn=True)
+            if not {label for _, label in page} - {0} <= texts.keys():
+                texts = store.vocabulary.texts()
+        for example, label in page:
+            if example > number:
+                return
+            was = since.label_at(example, number, texts.get(label))
+            if was is not None:
+                yield example, was
+
+
+# Acts
+
+
+def move(
+    store: Store,
+    examples: Sequence[int],
+    label: str,
+    *,
+    kind: str = RELABEL,
+    keys: Sequence[str | None] | None = None,
+    undoes: int | None = None,
+) -> int:
+    """Another label, and with `keys` other keys, for these examples; returns the entry's number."""
+    before: list[str] = []
+    had: list[str | None] = []
+    for at, example in enumerate(examples):
+        place = store.labelled(example)
+        before.append(store.vocabulary.text(place.label))
+        had.append(place.key)
+        key = place.key if keys is None else keys[at]
+        if key is not None and key != place.key and store.has_key(key) is not None:
+            key = None  # another example has it by now
+        if isinstance(key, RequestKey):
+            store.keys.add(key, example)  # with the label or not at all: a retry must not miss it
+        store.records.rewrite(example, store.vocabulary.add_example(label), key)
+        store.vocabulary.drop_example(place.label)
+    data: dict[str, Any] = {"examples": list(examples), "label": label}
+    data["before"] = before[0] if len(set(before)) == 1 else before
+    if keys is not None:
+        data["keys"] = had
+    return _note(store, kind, data, undoes)
+
+
+def rename(store: Store, old: str, new: str, *, undoes: int | None = None) -> int:
+    """Another text for a label; returns the entry's number."""
+    number = store.vocabulary.number(old)
+    if number is None:
+        raise UnknownLabelError(f"There is no example of {old!r}.")
+    if store.vocabulary.number(new) is not None:
+        raise LabelTakenError(f"There are examples of {new!r} already: merge the two labels.")
+    store.vocabulary.rename(number, new)
+    return _note(store, RENAME, {"before": old, "label": new}, undoes)
+
+
+def withdraw(store: Store, example: int, *, undoes: int) -> int:
+    """What was taught is taken back; the record stays until `purge`. Returns the number."""
+    place = store.records.place(example)
+    text = store.vocabulary.text(place.label)
+    store.records.rewrite(example, 0, None)
+    store.vocabulary.drop_example(place.label)
+    store.about.drop(example)
+    number = _note(store, WITHDRAW, {"example": example, "label": text}, undoes)
+    store.db.execute("INSERT INTO withdrawn VALUES (?, ?)", (example, number))
+    return number
+
+
+def purge(store: Store, event: int) -> int:
+    """Remove for good what was taken back up to an event; returns how many."""
+    wanted = "SELECT example, number FROM withdrawn WHERE number <= ?"
+    with store.reading() as db:
+        found = db.execute(wanted, (event,)).fetchall()
+    if not found or store.read_only:
+        return 0
+    with store.writing():
+        for example, number in found:
+            store.remove(example)
+            store.journal.write(number, WITHDRAW, {"example": example, "undoes": example})
+        gone = {example for example, _ in found}
+        for entry in store.journal.of_kinds((RELABEL, MERGE)):
+            left = _without(entry.data, gone, set())
+            if left != entry.data:  # those without an example are undone: they need no label
+                stale = set() if left["examples"] else _texts(left)
+                store.journal.write(entry.number, entry.kind, _without(left, gone, stale))
+    return len(found)
+
+
+def _note(store: Store, kind: str, data: dict[str, Any], undoes: int | None) -> int:
+    return store.note(kind, data if undoes is None else data | {"undoes": undoes})
+
+
+# Undoing
+
+
+def last_acts(store: Store, count: int) -> list[Event]:
+    """The last acts that are not undone, the newest first; StoreError if there are fewer."""
+    found: list[Event] = []
+    undone: set[int] = set()
+    why = "nothing came before"
+    before = store.last + 1
+    while len(found) < count:
+        page = store.journal.backwards(before, _PAGE)
+        if not page:
+            break
+        for event in page:
+            before = event.number
+            if event.kind in _FINAL:
+                why = f"{_FINAL[event.kind]} is final"
+                break
+            if "undoes" in event.data:
+                undone.add(event.data["undoes"])
+            elif event.number in undone or event.kind not in (LEARN, *KINDS):
+                continue
+            elif event.kind != LEARN and act_of(event) is None:
+                why = "what it was about is forgotten"
+                break
+            elif not _evicted(store, event):
+                found.append(event)
+        else:
+            continue
+        break
+    if len(found) < count:
+        there = f"Only {len(found)} acts can be" if found else "Nothing can be"
+        raise StoreError(f"{there} undone: {why}.")
+    return found[:count]
+
+
+def _evicted(store: Store, event: Event) -> bool:
+    """Whether all that an act had changed had to make room for others since."""
+    act = act_of(event)
+    return act is not None and act.kind != RENAME and not _left(store, act)
+
+
+def _left(store: Store, act: Act) -> list[int]:
+    return [example for example in act.examples if store.records.find(example) is not None]
+
+
+def undo(store: Store, event: Event) -> None:
+    """Take back the newest act that is not undone."""
+    if event.kind == LEARN:
+        withdraw(store, event.number, undoes=event.number)
+        return
+    act = act_of(event)
+    assert act is not None
+    if act.kind == RENAME:
+        assert act.label is not None
+        if store.vocabulary.number(act.label) is None:
+            _note(store, RENAME, {}, act.number)  # all that was called so was evicted
+        else:
+            rename(store, act.label, act.before[0], undoes=act.number)
+        return
+    there = set(_left(store, act))
+    for label in dict.fromkeys(act.before):
+        at = [i for i, before in enumerate(act.before) if before == label]
+        at = [i for i in at if act.examples[i] in there]
+        if not at:
+            continue
+        keys = None if act.keys is None else [act.keys[i] for i in at]
+        examples = [act.examples[i] for i in at]
+        move(store, examples, label, kind=act.kind, keys=keys, undoes=act.number)
+
+
+# Forgetting
+
+
+def censor(store: Store, examples: Collection[int], labels: Collection[str]) -> None:
+    """Leave nothing in the journal of examples that are gone, nor of labels gone with them."""
+    entries = store.journal.of_kinds((*KINDS, "evict"))
+    gone = set(examples)
+    told = LabelHistory(filter(None, map(act_of, entries))).labels_of(gone, labels)
+    known = store.vocabulary.counts().keys()
+    for event in entries:
+        texts = _texts(event.data)
+        stale = texts - known if event.kind == "evict" else texts & told - known
+        left = _without(event.data, gone, stale)
+        if left != event.data:
+            store.journal.write(event.number, event.kind, left)
+
+
+def _texts(data: dict[str, Any]) -> set[str]:
+    before = data.get("before", [])
+    told = {*before} if isinstance(before, list) else {before}
+    return told | ({data["label"]} if "label" in data else set())
+
+
+def _without(data: dict[str, Any], gone: set[int], stale: set[str]) -> dict[str, Any]:
+    """An entry that knows nothing of these examples and labels."""
+    if "examples" in data:
+        at = [i for i, example in enumerate(data["examples"]) if example not in gone]
+        lists = ("examples", "keys", *(["before"] if isinstance(data.get("before"), list) else []))
+        data = data | {name: [data[name][i] for i in at] for name in lists if name in data}
+    if stale & _texts(data):
+        data = {name: value for name, value in data.items() if name not in ("label", "before")}
+    return data
