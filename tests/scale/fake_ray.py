@@ -85,7 +85,7 @@ class FakeRay:
         return True
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"NodeID": node, "Alive": node != "c"} for node in "abc"]
+        return [{"NodeID": node, "Alive": node != "c", "Resources": {"CPU": 8.0}} for node in "abc"]
 
     def remote(self, **_: Any) -> Any:
         def made(cls: type, strategy: Any = "SPREAD") -> Any:

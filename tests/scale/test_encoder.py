@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from tests import helpers
 
-from anytimecl.learner import Update
 from anytimecl.scale.encoder import LAYER, EncoderStream, JointLearner, LayerRates, join
 from anytimecl.settings import Settings
+from anytimecl.step import Update
 
 CLIP = helpers.model()
 DINO = join(helpers.model("dinov2", seed=3), CLIP)
@@ -25,7 +25,7 @@ def stream(rates: LayerRates | None = None, count: int = 24) -> EncoderStream:
     labels = [label for _, label in lessons]
     settings = Settings(learner=helpers.FAST)
     known = dict(zip(helpers.LABELS, vectors(), strict=True))
-    made = EncoderStream(DINO.spec, DINO.tail, settings, tokens, labels, known, rates)
+    made = EncoderStream(DINO.spec, DINO.tail, settings, tokens, labels, known, rates=rates)
     made.learn(range(count))
     return made
 
@@ -72,8 +72,8 @@ def test_block_and_other_step_at_the_rate_that_they_are_told() -> None:
     )
     noise = torch.Generator().manual_seed(0)
     found = {n: torch.randn(p.shape, generator=noise) for n, p in told.trainable().items()}
-    told.apply(Update(torch.zeros(1, 1), found), 3e-3)
-    set_so.apply(Update(torch.zeros(1, 1), found))
+    told.apply(Update(torch.zeros(1, 1), torch.zeros(1, 1), found), 3e-3)
+    set_so.apply(Update(torch.zeros(1, 1), torch.zeros(1, 1), found))
     assert helpers.changed(told.state(), set_so.state()) == []
     assert not torch.equal(told.other, torch.zeros(()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from tests import helpers
 
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.errors import ModelError
+from anytimecl.pool import weigh
 from anytimecl.scale.encoder import LAYER, join
 from anytimecl.scale.encoder_classifier import EncoderClassifier
-from anytimecl.scale.ensemble import Ensemble
+from anytimecl.scale.ensemble import ABSENT, EVERY, Ensemble
 
 CLIP = helpers.model()
 DINO = join(helpers.model("dinov2", seed=3), CLIP)
@@ -39,24 +41,58 @@ def test_a_scorer_who_is_always_right_is_believed(tmp_path: Path) -> None:
     with opened(tmp_path) as ensemble:
         for number in range(40):
             ensemble.learn_one(*helpers.lesson(number))
-        assert ensemble.estimates.overall[3].right == 1.0
-        assert [mark.seen for mark in ensemble.estimates.overall] == [40] * 4
-        found = ensemble.predict([helpers.picture(n) for n in range(50, 60)], helpers.LABELS)
+        assert len(ensemble._evidence) == 40
+        weights = ensemble.weights
+        assert weights["mine"] > max(weights[name] for name in ("original", "tuned", "dino"))
+        asked = [helpers.picture(n) for n in range(50, 60)]
+        found = ensemble.predict(asked, helpers.LABELS, threshold=1.0)
     assert [one.label for one in found] == [helpers.lesson(n)[1] for n in range(50, 60)]
-    assert found[0].models.keys() == {"original", "tuned", "dino", "mine"}
+    experts = {"original", "tuned", "gaussian", "dino", "dino gaussian", "mine"}
+    assert found[0].models.keys() == ensemble.weights.keys() == experts
+    for one in found:
+        for said in one.models.values():
+            assert sum(said.values()) == pytest.approx(1, abs=1e-5)
+
+
+def test_experts_are_weighed_by_what_they_said_before_they_learned(tmp_path: Path) -> None:
+    """Each example's scores over the labels known by then; one that came later was not there."""
+    with opened(tmp_path) as ensemble:
+        told = []
+        for number in range(EVERY):
+            image, label = helpers.lesson(number)
+            asked = list(dict.fromkeys([*ensemble.first.labels, label]))
+            tokens = {"": ensemble.first.encode([image]), "dino": DINO.encode([image])}
+            told.append((label, asked, ensemble._opinions([image], tokens, asked).everyone()))
+            ensemble.learn_one(image, label)
+        labels = told[-1][1]
+
+        def spoken(said: dict[str, torch.Tensor], name: str, asked: list[str], y: str) -> float:
+            if name not in said:
+                return 0.0  # it had nothing to say before the first example
+            return said[name][0, asked.index(y)].item() if y in asked else ABSENT
+
+        assert "gaussian" not in told[0][2]
+        scores = {
+            name: torch.tensor(
+                [[spoken(said, name, asked, y) for y in labels] for _, asked, said in told]
+            )
+            for name in told[-1][2]
+        }
+        target = torch.tensor([labels.index(label) for label, _, _ in told])
+        assert ensemble.weights == pytest.approx(weigh(scores, target), rel=1e-4)
 
 
 def test_it_resumes_and_a_repeated_key_is_not_judged_again(tmp_path: Path) -> None:
     with opened(tmp_path) as ensemble:
-        for number in range(12):
+        for number in range(20):  # weighed once, and not again by reopening
             ensemble.learn_one(*helpers.lesson(number), key=str(number))
-        state = ensemble.estimates.state()
+        evidence = list(ensemble._evidence)
         told = ensemble.predict(helpers.picture(99), helpers.LABELS).probabilities
     with opened(tmp_path) as ensemble:
         ensemble.learn_one(*helpers.lesson(3), key="3")
-        assert ensemble.estimates.state() == state
+        assert json.loads(json.dumps(list(ensemble._evidence))) == json.loads(json.dumps(evidence))
         assert ensemble.predict(helpers.picture(99), helpers.LABELS).probabilities == told
-        assert len(ensemble.first) == 12
+        assert len(ensemble.first) == 20
 
 
 def test_a_joined_encoder_is_the_same_after_reopening_and_after_a_replay(tmp_path: Path) -> None:
@@ -77,9 +113,7 @@ def test_a_joined_encoder_is_the_same_after_reopening_and_after_a_replay(tmp_pat
 
 def test_refusals(tmp_path: Path) -> None:
     with AnytimeClassifier.open(model=CLIP, settings=helpers.settings()) as first:
-        with pytest.raises(ModelError, match="no blend"):
-            Ensemble(first, {"mine": oracle}, blend="none")
-        with pytest.raises(ModelError, match="names of the first"):
+        with pytest.raises(ModelError, match="an expert of the first"):
             Ensemble(first, {"tuned": oracle})
         wrong = Ensemble(first, {"mine": lambda images, labels: [[1.0]]})
         with pytest.raises(ModelError, match="a probability for each of 1 images and 4 labels"):

@@ -172,6 +172,10 @@ def test_a_tree_from_the_command_line(tmp_path: Path, cluster: Any) -> None:
     assert {label: known.examples for label, known in tree.stats().items()} == {"cat": 2, "dog": 3}
     assert tree.forget(label="dog") == 3
     assert "2 examples of 1 labels" in run(["status", *where])
+    assert "2 examples in 1 leaves checked" in run(["verify", *where])
+    assert "Copied 1 leaf" in run(["snapshot", *where, "--to", str(tmp_path / "copy")])
+    with TreeClassifier.open(tmp_path / "copy", model=model) as copy:
+        assert len(copy) == 2
     with pytest.raises(AnytimeError, match="already"):
         router.up(tmp_path / "other", model=model)
     assert "Stopped" in run(["down", *where])

@@ -17,7 +17,7 @@ from anytimecl.scale.regions import (
     predict_regions,
     region_tokens,
 )
-from anytimecl.tail import Seen, Tokens, embed, normalise
+from anytimecl.tail import TailInput, Tokens, embed, normalise
 
 MODEL = helpers.model()
 SPEC = MODEL.spec
@@ -58,7 +58,7 @@ def test_attention_is_restricted_to_the_region() -> None:
     assert {tuple(row.tolist()) for row in made[1:]} == kept
     twice = torch.cat([tokens[:1], tokens[1:][chosen].repeat_interleave(2, 0)])
     eps = SPEC.tail.norm_eps
-    seen = Seen(tokens[:1], Tokens(normalise(twice, eps)[None]))
+    seen = TailInput(tokens[:1], Tokens(normalise(twice, eps)[None]))
     with torch.no_grad():
         slow = embed(MODEL.tail, SPEC.tail, seen)
         fast = embed(MODEL.tail, SPEC.tail, made[None])

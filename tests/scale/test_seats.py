@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,12 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from tests import helpers
 from tests.scale.fake_ray import ActorUnavailableError, FakeRay, RayActorError
 
 from anytimecl.errors import AnytimeError
 from anytimecl.scale import on_ray
-from anytimecl.scale.leaf import Lesson
+from anytimecl.scale.leaf import LeafLesson
 from anytimecl.scale.on_ray import OnRay
 
 
@@ -49,7 +51,7 @@ def lose(leaves: OnRay, ray: FakeRay) -> None:
     """The first actor dies, which a lesson finds out, and the next one does not get ready."""
     ray.open.clear()
     ray.actors[0].error = RayActorError("its node died")
-    leaves.teach(0, Lesson(b"record", "cat"))
+    leaves.teach(0, LeafLesson(b"record", "cat"))
     until(lambda: len(ray.actors) == 2)
 
 
@@ -79,7 +81,7 @@ def test_a_leaf_out_of_reach_is_killed_before_another_takes_its_memory(
     leaves: OnRay, ray: FakeRay
 ) -> None:
     ray.actors[0].error = ActorUnavailableError("the network had a hiccup")
-    taught = leaves.teach(0, Lesson(b"record", "cat", None, "first"))
+    taught = leaves.teach(0, LeafLesson(b"record", "cat", None, "first"))
     assert taught.result(5) == "first"  # by the second actor
     assert [actor.killed for actor in ray.actors] == [True, False]
 
@@ -109,3 +111,32 @@ def test_a_leaf_that_starts_after_the_end_does_not_stay(leaves: OnRay, ray: Fake
     leaves.close()
     ray.open.set()
     until(lambda: ray.actors[1].killed)
+
+
+def test_a_node_that_joins_gets_its_share_of_the_leaves(tmp_path: Path, ray: FakeRay) -> None:
+    ray._nodes = itertools.cycle("a")  # the other is not there yet
+    leaves = OnRay(tmp_path, helpers.model(), helpers.settings())
+    leaves.start(range(5))
+    moved = leaves.rebalance()
+    assert set(moved.values()) == {"b"}
+    assert sorted(each.node for each in leaves.health()) == ["a", "a", "a", "b", "b"]
+    assert leaves.rebalance() == {}
+    leaves.close()
+
+
+def test_vectors_of_many_labels_are_sent_once(
+    leaves: OnRay, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put: list[tuple[tuple[str, ...], object]] = []
+    monkeypatch.setattr(ray, "put", lambda what: put.append(what) or f"object {len(put)}", False)
+    many, few = tuple(f"thing {n}" for n in range(on_ray.MANY)), ("cat", "dog")
+    vectors = torch.randn(on_ray.MANY, 4)
+    [number] = {leaves._question(many, vectors)[0] for _ in range(3)}
+    assert leaves._question(many, vectors) == (number, ["object 1"])
+    assert put[0][0] == many
+    assert torch.equal(torch.tensor(put[0][1]), vectors)
+    labels, sent = leaves._question(few, vectors[:2])
+    assert (labels, len(sent), len(put)) == (few, 2, 1)
+    for other in range(on_ray.KEPT):  # those asked about longest ago give way
+        leaves._question((*many, f"other {other}"), vectors)
+    assert leaves._question(many, vectors)[1] == [f"object {on_ray.KEPT + 2}"]

@@ -15,12 +15,16 @@ from tests import helpers
 from torch import Tensor
 
 from anytimecl.errors import LabelError, ModelError, StoreError
+from anytimecl.experts.gaussian import FIXED
+from anytimecl.model import Model
 from anytimecl.scale import tree as trees
-from anytimecl.scale.leaf import Answer, Leaf, Lesson, image_vectors
-from anytimecl.scale.leaves import Here, Unreachable, leaf_folder
+from anytimecl.scale.leaf import Leaf, LeafAnswer, LeafLesson, image_vectors
+from anytimecl.scale.leaves import Here, Unreachable
+from anytimecl.scale.pending import PENDING
 from anytimecl.scale.routes import Routes, nearer, two_means
 from anytimecl.scale.tree import TreeClassifier
-from anytimecl.student import Learned
+from anytimecl.scale.tree_predicting import NEARNESS
+from anytimecl.trainer import Learned
 
 COUNT = 40
 MODEL = helpers.model()
@@ -31,6 +35,7 @@ def grown(folder: Path, count: int = COUNT, **options: Any) -> TreeClassifier:
     tree = opened(folder, **options)
     for number in range(count):
         tree.learn_one(*helpers.lesson(number), key=f"lesson {number}")
+    tree.settle()  # a leaf that is full splits beside what goes on
     return tree
 
 
@@ -70,6 +75,12 @@ def test_one_leaf_is_the_classifier_bit_for_bit(tmp_path: Path) -> None:
             assert (one.tuned, one.none_of_these) == (other.tuned, other.none_of_these)
             assert not one.degraded
         assert tree.labels == single.labels
+        again = helpers.lesson(3)[0]  # an image that is known has one label, the last one
+        for classifier in (single, tree):
+            assert classifier.learn_one(again, "great white shark").replaced
+            assert len(classifier) == COUNT
+        one, other = (each.predict(again, labels) for each in (tree, single))
+        assert (one.label, one.probabilities) == (other.label, other.probabilities)
 
 
 def test_splits_lose_no_example(tmp_path: Path) -> None:
@@ -79,6 +90,10 @@ def test_splits_lose_no_example(tmp_path: Path) -> None:
         assert keys(tree) == sorted(f"lesson {number}" for number in range(COUNT))
         for number in tree.routes.leaves():
             assert 0 < len(leaf(tree, number)) <= 6
+
+
+# What is kept of single examples and labels; the rest a child has from its parent.
+OF_EXAMPLES = {"evidence", "gaussian", "instance", "vectors"}
 
 
 def test_a_split_changes_no_other_leaf(tmp_path: Path) -> None:
@@ -95,33 +110,61 @@ def test_a_split_changes_no_other_leaf(tmp_path: Path) -> None:
             assert not helpers.differing(before[number], helpers.knowledge(leaf(tree, number)))
         for number in new:  # children go on from the parent's weights
             learned = helpers.knowledge(leaf(tree, number))["tensors"]
-            assert not helpers.changed(weights, learned)
+            differ = helpers.changed(weights, learned)
+            assert {name.split(".")[0] for name in differ} <= OF_EXAMPLES
         assert {y for n in new for y in leaf(tree, n).labels} == set(labels)
 
 
 def test_children_keep_their_share_of_the_evidence(tmp_path: Path) -> None:
-    with grown(tmp_path, 10) as tree:
-        parent = leaf(tree, 0)._student.estimates
-        was = {label: vars(parent.of(label)) for label in tree.labels}
+    with grown(tmp_path, 20, model=helpers.measured()) as tree:
+        parent = leaf(tree, 0)
+        model = parent._trainer.model
+        was = {label: vars(model.estimates.of(label)) for label in tree.labels}
+        key_of = keys_by_number(parent)
+        seen = {key_of[one.example]: one for one in model.evidence}
+        kept = {key_of[example]: image for example, image in images_kept(model)}
+        assert kept  # some were surprises
         tree._split(0)
         for number in tree.routes.leaves():
             child = leaf(tree, number)
+            own = keys_by_number(child)
+            mine = child._trainer.model
             for label in child.labels:
-                assert vars(child._student.estimates.of(label)) == was[label]
+                assert vars(mine.estimates.of(label)) == was[label]
+            assert [one.example for one in mine.evidence] == sorted(own)
+            for one in mine.evidence:
+                before = seen[own[one.example]]
+                assert one.label == before.label
+                assert torch.equal(one.tuned, before.tuned)
+            for example, image in images_kept(mine):
+                assert torch.equal(image, kept.pop(own[example]))
+        assert not kept
 
 
-def test_children_recall_their_own_examples(tmp_path: Path) -> None:
+def keys_by_number(its: Leaf) -> dict[int, str | None]:
+    numbers = [example for example, _ in its.memory.ids()]
+    return {example: row.key for example, row in its.memory.rows(numbers)}
+
+
+def images_kept(model: Model) -> list[tuple[int, Tensor]]:
+    state = model.instances.state()
+    return list(zip(state["instance.examples"].tolist(), state["instance.images"], strict=True))
+
+
+def test_children_count_their_own_examples(tmp_path: Path) -> None:
     with grown(tmp_path, 10) as tree:
         tree._split(0)
         for number in tree.routes.leaves():
             child = leaf(tree, number)
             names = [label for _, label in child.memory.ids()]
             _, vectors = child.vectors()
-            recall = child._student.recall
-            for row, label in enumerate(child._student.labels):
+            now = child._trainer.model.gaussian.now
+            for row, label in enumerate(child._trainer.labels):
                 mine = vectors[[i for i, its in enumerate(names) if its == label]].double()
-                torch.testing.assert_close(recall.sums[row], mine.sum(0))
-                assert recall.counts[row] == len(mine)
+                torch.testing.assert_close(
+                    now.sums[row].double() / FIXED, mine.sum(0), atol=1e-4, rtol=0
+                )
+                assert now.counts[row] == len(mine)
 
 
 def test_an_example_is_found_again_after_splits(tmp_path: Path) -> None:
@@ -139,25 +182,6 @@ def test_a_tree_resumes(tmp_path: Path) -> None:
     with opened(tmp_path, capacity=8) as tree:
         assert (tree.routes.leaves(), set(tree.labels), len(tree)) == (leaves, labels, COUNT)
         assert [one.probabilities for one in tree.predict(asked, helpers.LABELS)] == told
-
-
-def test_a_split_cut_short_leaves_the_tree_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = grown(tmp_path, 12)
-
-    def crash(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Routes, "save", crash)
-    with pytest.raises(KeyboardInterrupt):
-        tree._split(0)
-    monkeypatch.undo()
-    tree.leaves.close()
-    assert leaf_folder(tmp_path, 1).exists()
-    with opened(tmp_path) as tree:
-        assert (tree.routes.leaves(), len(tree)) == ([0], 12)
-        assert not leaf_folder(tmp_path, 1).exists()
 
 
 def test_sleeping_leaves_are_the_same_leaves(tmp_path: Path) -> None:
@@ -182,24 +206,25 @@ def test_a_sleeping_leaf_answers_nearly_as_it_would_awake(tmp_path: Path) -> Non
     for number in range(20):
         image, label = helpers.lesson(number)
         record = leaves._use(0)._codec.encode(MODEL.encode([image])[0])
-        leaves.teach(0, Lesson(record, label)).result()
+        leaves.teach(0, LeafLesson(record, label)).result()
     awake = leaves.ask(0, asked, helpers.LABELS, vectors).result()
-    leaves.teach(1, Lesson(record, "cat")).result()  # puts the first to sleep
+    leaves.teach(1, LeafLesson(record, "cat")).result()  # puts the first to sleep
     assert list(leaves._open) == [1]
-    dream = leaves.ask(0, asked, helpers.LABELS, vectors).result()
+    asleep = leaves.ask(0, asked, helpers.LABELS, vectors).result()
     assert list(leaves._open) == [1]  # nobody was woken
-    torch.testing.assert_close(dream.values, awake.values, atol=5e-3, rtol=0)
-    assert not torch.equal(dream.opinions.tuned, dream.opinions.original)
-    leaves.teach(0, Lesson(record, "cat")).result()
+    torch.testing.assert_close(asleep.values, awake.values, atol=5e-3, rtol=0)
+    assert not torch.equal(asleep.opinions.tuned, asleep.opinions.original)
+    leaves.teach(0, LeafLesson(record, "cat")).result()
     assert list(leaves._open) == [0]
-    assert 0 not in leaves._dreams
+    assert 0 not in leaves._asleep
     leaves.close()
 
 
 def test_images_that_are_all_alike_stay_together(tmp_path: Path) -> None:
     with opened(tmp_path, capacity=3) as tree:
-        for turn in range(8):
-            tree.learn_one(helpers.picture(0), helpers.LABELS[turn % 2])
+        record = tree.codec.encode(tree.encode([helpers.picture(0)])[0])
+        for turn in range(8):  # edges do not say that it is the same image
+            tree.learn_record(record, helpers.LABELS[turn % 2])
         assert (tree.routes.leaves(), len(tree)) == ([0], 8)
 
 
@@ -208,7 +233,7 @@ class Watched(Here):
 
     asked: ClassVar[list[tuple[int, int]]] = []
 
-    def ask(self, leaf: int, tokens: Tensor, *rest: Any) -> Future[Answer]:
+    def ask(self, leaf: int, tokens: Tensor, *rest: Any) -> Future[LeafAnswer]:
         self.asked.append((leaf, len(tokens)))
         return super().ask(leaf, tokens, *rest)
 
@@ -235,7 +260,7 @@ def test_near_leaves_share_an_answer_and_no_other_is_asked(tmp_path: Path) -> No
                 assert len(its) == near
                 slow, whole = torch.zeros(len(helpers.LABELS)), 0.0
                 for number, distance in its:  # nearer leaves count more
-                    weight = math.exp(-distance / trees.NEARNESS)
+                    weight = math.exp(-distance / NEARNESS)
                     alone = leaf(tree, number).answer(tokens[[image]], helpers.LABELS, labels)
                     slow, whole = slow + weight * alone.values[0], whole + weight
                 said = torch.tensor(list(one.probabilities.values()))
@@ -247,7 +272,7 @@ class Stuck(Here):
 
     sent: ClassVar[list[Future[Learned]]] = []
 
-    def teach(self, leaf: int, lesson: Lesson) -> Future[Learned]:
+    def teach(self, leaf: int, lesson: LeafLesson) -> Future[Learned]:
         self.sent.append(Future())
         return self.sent[-1]
 
@@ -259,19 +284,19 @@ def test_a_teacher_waits_for_a_leaf_that_never_answers_and_nobody_else_does(tmp_
     tree = opened(tmp_path, leaves=Stuck)
     assert isinstance(tree.leaves, Stuck)
     record = tree.codec.encode(tree.encode([helpers.picture(0)])[0])
-    for _ in range(trees.PENDING):
+    for _ in range(PENDING):
         tree.submit(record, "cat")
     waiting = threading.Thread(target=tree.submit, args=(record, "cat"))
     waiting.start()
     waiting.join(0.2)
     assert waiting.is_alive()
-    assert len(Stuck.sent) == trees.PENDING
+    assert len(Stuck.sent) == PENDING
     assert tree.predict(helpers.picture(0), ["cat", "dog"]).label in ("cat", "dog")
     assert len(tree.health()) == 1
     tree.leaves.finish()  # one place is free
     waiting.join(5)
     assert not waiting.is_alive()
-    assert len(Stuck.sent) == trees.PENDING
+    assert len(Stuck.sent) == PENDING
     while Stuck.sent:
         tree.leaves.finish()
     tree.close()
@@ -346,3 +371,48 @@ def test_every_leaf_of_a_deep_tree_is_reached(tmp_path: Path) -> None:
     again, told = Routes.load(tmp_path / "tree")
     assert (again.leaves(), again.next_leaf, told) == ([1, 3, 4], 5, {"note": "x"})
     assert routes.near(torch.tensor([4.0, 3.0]), 2)[0] == (4, 1.0)
+
+
+def test_near_gives_the_leaf_alone_or_the_nearest_in_order() -> None:
+    routes, first = Routes.single(2).split(0, torch.tensor([[0.0, 0.0], [4.0, 0.0]]))
+    routes, _ = routes.split(first[1], torch.tensor([[4.0, 0.0], [4.0, 4.0]]))
+    vector = torch.tensor([3.0, 1.0])
+    assert routes.near(vector, 1) == [(routes.leaf_of(vector), 0.0)]
+    assert [leaf for leaf, _ in routes.near(vector, 9)] == [3, 1, 4]
+    assert [round(away**2, 4) for _, away in routes.near(vector, 9)] == [2.0, 10.0, 10.0]
+
+
+class Busy(Here):
+    """Leaves of which one consolidates until the test says so."""
+
+    begun, go_on = threading.Event(), threading.Event()
+
+    def call(self, leaf: int, method: str, *args: Any) -> Any:
+        if method == "consolidate":
+            self.begun.set()
+            assert self.go_on.wait(60)
+        return super().call(leaf, method, *args)
+
+
+def test_lessons_of_other_leaves_go_on_beside_a_consolidation(tmp_path: Path) -> None:
+    with grown(tmp_path, 24, capacity=10, leaves=Busy) as tree:
+        busy = tree.routes.leaves()[0]
+        of = {n: tree.routes.leaf_of(vector_of(tree, n)) for n in range(200, 240)}
+        mine = next(n for n, its in of.items() if its == busy)
+        other = next(n for n, its in of.items() if its != busy)
+        working = threading.Thread(target=tree.consolidate, args=(1,))
+        working.start()
+        assert Busy.begun.wait(60)
+        tree.learn_one(*helpers.lesson(other))  # waits for nobody
+        waiting = threading.Thread(target=tree.learn_one, args=helpers.lesson(mine))
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        Busy.go_on.set()
+        working.join()
+        waiting.join()
+        assert len(tree) == 26
+
+
+def vector_of(tree: TreeClassifier, number: int) -> Tensor:
+    return image_vectors(MODEL, tree.encode([helpers.lesson(number)[0]]))[0]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from anytimecl.backbone import Backbone
-from anytimecl.blend import Opinions, Record
+from anytimecl.blend import POOL, Opinions, unlearned
 from anytimecl.classifier import LabelStats
 from anytimecl.prediction import Prediction
-from anytimecl.scale.leaf import Answer, image_vectors
+from anytimecl.scale.leaf import LeafAnswer, image_vectors
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class TreePrediction(Prediction):
         return bool(self.missing)
 
 
-def mixed(answers: Sequence[Answer], weights: Tensor) -> Answer:
+def mixed(answers: Sequence[LeafAnswer], weights: Tensor) -> LeafAnswer:
     """The mean of what leaves say, by their weights [image, leaf]; one leaf is left as it is.
 
     A label is known if one of them has seen it; its record is that of the leaf that saw it most.
@@ -50,30 +52,29 @@ def mixed(answers: Sequence[Answer], weights: Tensor) -> Answer:
         max(of_label, key=lambda record: record.seen)
         for of_label in zip(*(answer.opinions.records for answer in answers), strict=True)
     ]
-    opinions = dataclasses.replace(
-        answers[0].opinions,
+    opinions = Opinions(
         tuned=mean([answer.opinions.tuned for answer in answers]),
         original=mean([answer.opinions.original for answer in answers]),
         other=mean([answer.opinions.other for answer in answers]),
         records=records,
-        votes=None,
     )
-    alpha = mean([answer.alpha.expand_as(answer.values) for answer in answers])
-    return Answer(opinions, alpha, mean([answer.values for answer in answers]))
+    values = mean([answer.values for answer in answers])
+    # The surest of them knows best that it is nothing new: others may never have met its label.
+    none = torch.stack([answer.none for answer in answers]).amin(0)
+    nearest = weights.argmax(1).tolist()
+    spoke = [answers[leaf].spoke[image] for image, leaf in enumerate(nearest)]
+    return LeafAnswer(opinions, values, none, spoke)
 
 
-def original_only(backbone: Backbone, tokens: Tensor, vectors: Tensor) -> Answer:
+def original_only(backbone: Backbone, tokens: Tensor, vectors: Tensor) -> LeafAnswer:
     """What is left when no leaf can be reached: the model as it always was."""
     logits = backbone.spec.logit_scale * image_vectors(backbone, tokens) @ vectors.T
-    original = logits.softmax(1)
-    records = [Record() for _ in vectors]
-    opinions = Opinions(original, original, original.new_zeros(len(original)), records, Record())
-    return Answer(opinions, original.new_zeros(len(vectors)), original)
+    return LeafAnswer.of(unlearned(logits, backbone.spec.none_logit), POOL)
 
 
 def gathered(
-    waiting: dict[int, Future[Answer]], patience: float
-) -> tuple[dict[int, Answer], tuple[int, ...]]:
+    waiting: Mapping[int, Future[T]], patience: float
+) -> tuple[dict[int, T], tuple[int, ...]]:
     """The answers that came, and the leaves that did not answer."""
     answers, missing = {}, []
     for leaf, future in waiting.items():

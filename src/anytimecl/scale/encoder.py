@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from anytimecl.acceleration import OnlineLearner
 from anytimecl.backbone import Backbone
 from anytimecl.backbone.spec import Spec
-from anytimecl.learner import BETAS, EPSILON, Learner, LearnerConfig
-from anytimecl.settings import Settings
+from anytimecl.optimiser import Gradient, adamw
+from anytimecl.settings import LearnerConfig
 from anytimecl.stream import StreamLearner
-from anytimecl.tail import Params, Seen
-from anytimecl.thin import Thin
 
 LAYER = "visual_projection.weight"
 # A smaller block that was made for no text has further to go than CLIP's, with every example.
@@ -44,13 +45,17 @@ def join(encoder: Backbone, labels: Backbone, seed: int = 0) -> Backbone:
     if LAYER in encoder.tail:
         return encoder
     dim = labels.spec.dim
-    identity = f"{encoder.spec.fingerprint} {labels.spec.fingerprint} {seed}"
+
+    def identity(encoder: Backbone, labels: Backbone) -> str:
+        told = f"{encoder.spec.fingerprint} {labels.spec.fingerprint} {seed}"
+        return hashlib.sha256(told.encode()).hexdigest()
+
     spec = dataclasses.replace(
         encoder.spec,
         name=f"{encoder.spec.name} in the label space of {labels.spec.name}",
         dim=dim,
         logit_scale=labels.spec.logit_scale,
-        weights=hashlib.sha256(identity.encode()).hexdigest(),
+        weights=identity(encoder, labels),
     )
     layer = fresh_layer(dim, encoder.spec.tail.width, seed).to(encoder.device)
     return dataclasses.replace(
@@ -60,6 +65,8 @@ def join(encoder: Backbone, labels: Backbone, seed: int = 0) -> Backbone:
         text=labels.text,
         templates=labels.templates,
         label_cache=labels.label_cache,
+        prior=None,  # its vectors are those of the fresh layer
+        former_weights=lambda: identity(encoder.former(), labels.former()),
     )
 
 
@@ -74,7 +81,7 @@ def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-class JointLearner(Learner):
+class JointLearner(OnlineLearner):
     """A learner whose last linear layer learns too."""
 
     def __init__(
@@ -88,8 +95,7 @@ class JointLearner(Learner):
         self.params[LAYER] = self.original[LAYER].clone()
         self.rates = rates or LayerRates()
 
-    @property
-    def written_out(self) -> bool:
+    def can_be_written_out(self) -> bool:
         """The step that is written out knows nothing of the layer."""
         return False
 
@@ -97,46 +103,22 @@ class JointLearner(Learner):
         """What learning changes, by name."""
         return super().trainable() | {LAYER: self.params[LAYER]}
 
-    def update(self, gradients: Mapping[str, Tensor | Thin], lr: Tensor, count: Tensor) -> None:
+    def update(self, gradients: Mapping[str, Gradient], lr: Tensor, count: Tensor) -> None:
         """The same, with the layer at a rate of its own."""
         rest = {name: gradient for name, gradient in gradients.items() if name != LAYER}
         super().update(rest, lr, count)
         layer = gradients[LAYER]
         assert isinstance(layer, Tensor)
         own = self.rates.first * self.rates.half / (self.rates.half + count)
-        _adamw(self.params[LAYER], layer, *self.optimiser.moments[LAYER], own, count, self.config)
-
-
-def _adamw(
-    weight: Tensor,
-    gradient: Tensor,
-    first: Tensor,
-    second: Tensor,
-    rate: Tensor,  # []
-    count: Tensor,  # []
-    config: LearnerConfig,
-) -> None:
-    """AdamW in place, at a rate that lives on the device."""
-    first.lerp_(gradient, 1 - BETAS[0])
-    second.lerp_(gradient.square(), 1 - BETAS[1])
-    weight.mul_(1 - rate * config.weight_decay)
-    size = (second / (1 - BETAS[1] ** count)).sqrt_().add_(EPSILON)
-    weight.sub_(rate / (1 - BETAS[0] ** count) * first / size)
+        moments, decay = self.optimiser.moments[LAYER], self.config.weight_decay
+        adamw(self.params[LAYER], layer, *moments, own, count, decay)
 
 
 class EncoderStream(StreamLearner):
     """A whole stream learned by a joined encoder, from resident tokens."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        tail: Params,
-        settings: Settings,
-        examples: Tensor | Seen,
-        labels: Sequence[str],
-        vectors: Mapping[str, Tensor],
-        rates: LayerRates | None = None,
-    ) -> None:
-        super().__init__(spec, tail, settings, examples, labels, vectors)
-        self.learner: JointLearner = JointLearner(spec, tail, settings.learner, rates)
-        self.learner.make_room(len(set(labels)))
+    joined: type[JointLearner] = JointLearner
+
+    def __init__(self, *given: Any, rates: LayerRates | None = None, **options: Any) -> None:
+        self.learner_type = partial(self.joined, rates=rates)
+        super().__init__(*given, **options)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from anytimecl.classifier import AnytimeClassifier
+from anytimecl.journaled import JournaledTrainer
 from anytimecl.scale.encoder import JointLearner
-from anytimecl.student import Student
 
 
-class EncoderStudent(Student):
-    """A student with a `JointLearner`."""
+class EncoderTrainer(JournaledTrainer):
+    """A trainer with a `JointLearner`."""
 
     learner_type = JointLearner
 
@@ -16,4 +16,4 @@ class EncoderStudent(Student):
 class EncoderClassifier(AnytimeClassifier):
     """Open it with `model=join(encoder, labels)`: see `anytimecl.scale.encoder`."""
 
-    student_type = EncoderStudent
+    trainer_type = EncoderTrainer

@@ -2,15 +2,16 @@
 
 The first classifier brings the original and the tuned model. Others join by name: a tuned DINOv2,
 or a scorer of the user's own that learns nothing here. All of them speak in probabilities. Each is
-judged, label by label, on examples that it has not learned yet, and the blend of
-`anytimecl.scale.blend` weighs them by that.
+judged on examples that it has not learned yet, and `anytimecl.pool` weighs them by that.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import uuid
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,18 +23,23 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from anytimecl.blend import POOL, Opinions
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.closing import Closing
+from anytimecl.codec import ImageBytes
 from anytimecl.errors import LabelError, ModelError
 from anytimecl.images import ImageSource, load_image
-from anytimecl.labels import clean_label, clean_labels
-from anytimecl.prediction import NONE_OF_THESE, Prediction
-from anytimecl.scale.blend import BLENDS, Estimates, Panel, blend, softness
-from anytimecl.student import Learned
+from anytimecl.labels import clean_labels, teachable
+from anytimecl.pool import RECENT, TINY, start_weights, weigh
+from anytimecl.prediction import THRESHOLD, Prediction, predictions
+from anytimecl.trainer import Learned
 
 FILE = "ensemble.json"
-ORIGINAL, TUNED = "original", "tuned"
-SAVE_EVERY = 256  # examples: what the estimates lose at most to a crash
+FIRST = ""  # no other has that name
+ORIGINAL, TUNED, GAUSSIAN = "original", "tuned", "gaussian"
+SAVE_EVERY = 256  # examples: what the evidence loses at most to a crash
+EVERY = 16  # examples, after which experts are weighed anew
+ABSENT = -50.0  # log-score of a label that was not there yet
 ROUNDING = 0.01  # that the probabilities of an image may be off one in sum
 
 
@@ -59,9 +65,11 @@ class EnsemblePrediction(Prediction):
 
 
 class Ensemble(Closing):
-    """A classifier, and others beside it.
+    """A classifier, and others beside it, in one pool.
 
-    `folder` keeps what is known of each model; the classifiers keep their own examples.
+    Every other classifier brings two experts, its tuned model and what images of a label look like
+    to its encoder; a scorer brings one. `folder` keeps what is known of each; the classifiers keep
+    their own examples.
     """
 
     def __init__(
@@ -70,46 +78,51 @@ class Ensemble(Closing):
         others: Mapping[str, Member],
         *,
         folder: str | Path | None = None,
-        blend: str = "gated",
     ) -> None:
-        if blend not in BLENDS:
-            raise ModelError(f"There is no blend {blend!r}. There are: {', '.join(BLENDS)}.")
-        if {ORIGINAL, TUNED} & others.keys():
-            raise ModelError(f"{ORIGINAL!r} and {TUNED!r} are names of the first classifier.")
-        self.first, self.others, self.blend = first, dict(others), blend
+        if taken := {ORIGINAL, TUNED, GAUSSIAN} & others.keys():
+            raise ModelError(f"{taken.pop()!r} is an expert of the first classifier.")
+        self.first, self.others = first, dict(others)
         self._file = None if folder is None else Path(folder) / FILE
         self._unsaved = 0
-        models = (ORIGINAL, TUNED, *others)
-        self.estimates = Estimates(models, first.settings.eta)
+        self._evidence: deque[tuple[str, dict[str, dict[str, float]]]] = deque(maxlen=RECENT)
+        self.weights: dict[str, float] = {}
         if self._file is not None and self._file.exists():
-            state = json.loads(self._file.read_text(encoding="utf-8"))
-            self.estimates = Estimates.restored(state, models)
+            kept = json.loads(self._file.read_text(encoding="utf-8"))
+            self._evidence.extend((label, said) for label, said in kept.get("evidence", ()))
+            self.weights = kept.get("weights", {})
 
     def learn_one(self, image: ImageSource, label: str, *, key: str | None = None) -> Learned:
-        """Score the image with every model, then let each learn it. The same key teaches once."""
-        label, key = clean_label(label), key or uuid.uuid4().hex
+        """Score the image with every expert, then let each learn it. The same key teaches once."""
+        label, key = teachable(label), key or uuid.uuid4().hex
         loaded = load_image(image)
         known = self.first.memory.has_key(key) is not None
         asked = list(dict.fromkeys([*self.first.labels, label]))
-        right = {
-            name: asked[int(_scored(member, [loaded], asked)[0].argmax())] == label
-            for name, member in self.others.items()
-            if not isinstance(member, AnytimeClassifier)
-        }
-        learned = self.first.learn_one(loaded, label, key=key)
-        right |= {ORIGINAL: learned.original, TUNED: learned.tuned}
+        tokens = self._encoded([loaded])
+        if not known:  # of a repeated one nothing is known from before it was learned
+            said = self._opinions([loaded], tokens, asked).everyone()
+            self._evidence.append(
+                (
+                    label,
+                    {
+                        name: dict(zip(asked, s[0].tolist(), strict=True))
+                        for name, s in said.items()
+                    },
+                )
+            )
+        learned = _taught(self.first, loaded, tokens[FIRST], label, key)
         for name, member in self.others.items():
             if isinstance(member, AnytimeClassifier):
-                right[name] = member.learn_one(loaded, label, key=key).tuned
-        if not known:  # of a repeated one nothing is known from before it was learned
-            self.estimates.add(label, right)
+                _taught(member, loaded, tokens[name], label, key)
+        if not known:
             self._unsaved += 1
+            if self._unsaved % EVERY == 0:
+                self._weigh()
             if self._unsaved >= SAVE_EVERY:
                 self.save()
         return learned
 
     def predict(
-        self, images: Any, labels: Sequence[str] | None = None, *, threshold: float = 1.0
+        self, images: Any, labels: Sequence[str] | None = None, *, threshold: float = THRESHOLD
     ) -> Any:
         """An `EnsemblePrediction` for one image, a list of them for a list."""
         many = isinstance(images, list | tuple)
@@ -117,31 +130,26 @@ class Ensemble(Closing):
         if labels is None and not self.first.labels:
             raise LabelError("Nothing is learned yet: say which labels to choose from.")
         asked = clean_labels(self.first.labels if labels is None else labels)
-        firsts: list[Prediction] = self.first.predict(loaded, asked)
-        said = {
-            ORIGINAL: _tensor([one.original for one in firsts]),
-            TUNED: _tensor([one.tuned or one.original for one in firsts]),
-        }
-        said |= {name: _scored(member, loaded, asked) for name, member in self.others.items()}
-        marks = [self.estimates.of(name) for name in asked]
-        scale = self.first.settings.learner.scale
-        soft = softness(self.first.backbone.spec.logit_scale, scale)
-        panel = Panel(list(said.values()), marks, self.estimates.overall, soft)
-        values = blend(self.blend, panel)
+        opinions = self._opinions(loaded, self._encoded(loaded), asked)
+        said = {name: score.softmax(1).tolist() for name, score in opinions.everyone().items()}
         found = [
-            _prediction(i, asked, said, values[i].tolist(), one, threshold)
-            for i, one in enumerate(firsts)
+            EnsemblePrediction(
+                **vars(one),
+                models={n: dict(zip(asked, p[i], strict=True)) for n, p in said.items()},
+            )
+            for i, one in enumerate(predictions(asked, opinions, POOL, threshold))
         ]
         return found if many else found[0]
 
     def save(self) -> None:
-        """Write down what is known of each model."""
+        """Write down what is known of each expert."""
         self._unsaved = 0
         if self._file is None:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
         draft = self._file.with_name(f".{FILE}-new")
-        draft.write_text(json.dumps(self.estimates.state()), encoding="utf-8")
+        known = {"evidence": list(self._evidence), "weights": self.weights}
+        draft.write_text(json.dumps(known), encoding="utf-8")
         os.replace(draft, self._file)
 
     def close(self) -> None:
@@ -151,12 +159,61 @@ class Ensemble(Closing):
             if isinstance(member, AnytimeClassifier):
                 member.close()
 
+    def _encoded(self, images: Sequence[PIL.Image.Image]) -> dict[str, Tensor]:
+        """By every classifier's trunk."""
+        members = {FIRST: self.first, **self.others}
+        return {n: m.encode(images) for n, m in members.items() if isinstance(m, AnytimeClassifier)}
 
-def _scored(member: Member, images: Sequence[PIL.Image.Image], labels: Sequence[str]) -> Tensor:
-    """Probabilities [image, label] of a member alone."""
-    if isinstance(member, AnytimeClassifier):
-        found: list[Prediction] = member.predict(list(images), labels)
-        return _tensor([one.tuned or one.original for one in found])
+    def _opinions(
+        self,
+        images: Sequence[PIL.Image.Image],
+        tokens: Mapping[str, Tensor],
+        asked: Sequence[str],
+    ) -> Opinions:
+        """Of everyone."""
+        opinions = self.first.opinions(tokens[FIRST], asked)
+        scores = dict(opinions.scores)
+        for name, member in self.others.items():
+            if not isinstance(member, AnytimeClassifier):
+                scores[name] = _scored(member, images, asked).clamp_min(TINY).log()
+                continue
+            its = member.opinions(tokens[name], asked)
+            scores[name] = its.tuned.clamp_min(TINY).log()
+            if GAUSSIAN in its.scores:
+                scores[f"{name} {GAUSSIAN}"] = its.everyone()[GAUSSIAN]
+        start = start_weights([ORIGINAL, TUNED, *scores])
+        return dataclasses.replace(opinions, scores=scores, weights=start | self.weights)
+
+    def _weigh(self) -> None:
+        """Weights of the experts that spoke of the latest example, from all that are kept."""
+        told = [said for _, said in self._evidence]
+        if not told:
+            return
+        labels = list(told[-1][ORIGINAL])
+        silent = dict.fromkeys(labels, 0.0)  # of what came before it had learned anything
+        scores = {
+            name: torch.tensor(
+                [[said.get(name, silent).get(y, ABSENT) for y in labels] for said in told]
+            )
+            for name in told[-1]
+        }
+        target = [labels.index(label) if label in labels else -1 for label, _ in self._evidence]
+        kept = [i for i, at in enumerate(target) if at >= 0]
+        if kept:
+            of_kept = {name: score[kept] for name, score in scores.items()}
+            self.weights = weigh(of_kept, torch.tensor([target[i] for i in kept]))
+
+
+def _taught(
+    member: AnytimeClassifier, image: PIL.Image.Image, tokens: Tensor, label: str, key: str
+) -> Learned:
+    if member.settings.name_of("codec") == ImageBytes.name:
+        return member.learn_one(image, label, key=key)
+    return member.learn_tokens(tokens[0], label, key=key)
+
+
+def _scored(member: Scorer, images: Sequence[PIL.Image.Image], labels: Sequence[str]) -> Tensor:
+    """Probabilities [image, label] of a scorer."""
     values = torch.from_numpy(np.array(member(images, labels), np.float32))
     if values.shape != (len(images), len(labels)):
         raise ModelError(
@@ -171,33 +228,3 @@ def _scored(member: Member, images: Sequence[PIL.Image.Image], labels: Sequence[
             f"{off.max():.3g} off. Logits and log-probabilities need a softmax first."
         )
     return values
-
-
-def _tensor(rows: Sequence[Mapping[str, float]]) -> Tensor:
-    return torch.tensor([list(row.values()) for row in rows])
-
-
-def _prediction(
-    image: int,
-    asked: Sequence[str],
-    said: Mapping[str, Tensor],
-    values: Sequence[float],
-    first: Prediction,
-    threshold: float,
-) -> EnsemblePrediction:
-    best = max(range(len(asked)), key=values.__getitem__)
-    none_wins = first.none_of_these > threshold
-    models = {
-        name: dict(zip(asked, opinion[image].tolist(), strict=True))
-        for name, opinion in said.items()
-    }
-    return EnsemblePrediction(
-        label=NONE_OF_THESE if none_wins else asked[best],
-        probability=first.none_of_these if none_wins else values[best],
-        probabilities=dict(zip(asked, values, strict=True)),
-        none_of_these=first.none_of_these,
-        tuned=first.tuned,
-        original=first.original,
-        spoke=first.spoke,
-        models=models,
-    )

@@ -23,7 +23,7 @@ from anytimecl.codec import Codec
 from anytimecl.errors import AnytimeError, LabelError, ModelError, StoreError
 from anytimecl.images import ImageSource, load_image
 from anytimecl.labels import clean_label
-from anytimecl.student import Learned
+from anytimecl.trainer import Learned
 
 FILE = "outbox.sqlite3"
 BATCH = 64  # parcels in one sending
@@ -146,6 +146,8 @@ class EdgeClient(Closing):
     ) -> None:
         if codec.needs_image:
             raise ModelError("This codec keeps images, and an edge sends none: choose another.")
+        if fingerprint is not None:
+            backbone = backbone.known_as(fingerprint)
         if fingerprint not in (None, backbone.spec.fingerprint):
             raise ModelError(
                 f"The other side learns from the features of another model than "

@@ -9,15 +9,23 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from anytimecl.backbone import Backbone, Spec
+from anytimecl.backbone.prior import Prior
 from anytimecl.errors import AnytimeError
-from anytimecl.scale.leaf import Answer, Leaf, Lesson
-from anytimecl.scale.leaves import leaf_folder
+from anytimecl.memory.database import Durability
+from anytimecl.opening import PRIOR
+from anytimecl.scale.leaf import LeafAnswer, LeafLesson
+from anytimecl.scale.leaves import leaf_folder, open_leaf
+from anytimecl.scale.shortlist import ManyLabels, SentLabels
 from anytimecl.scale.told import LabelFile, ToldBackbone, _no_trunk
 from anytimecl.settings import Settings
-from anytimecl.student import Learned
+from anytimecl.trainer import Learned
 
+NAMESPACE = "anytimecl"  # of what has a name on a cluster
+KEPT = 8  # sets of labels that stay with whoever was asked about them
+Question = tuple[Sequence[str] | str, Any]  # labels and vectors, or a number and where they are
 TAIL = "tail.safetensors"  # the original weights, for leaves that have no model of their own
 
 
@@ -32,34 +40,73 @@ def import_ray() -> Any:
     return ray
 
 
+def connect_ray(ray: Any, address: str | None) -> None:
+    """Join a cluster, unless this process has; None: one of its own is started here."""
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(address=address, log_to_driver=False, namespace=NAMESPACE)
+    except (ConnectionError, ValueError) as error:
+        raise AnytimeError(f"There is no Ray cluster at {address!r}: {error}") from error
+
+
 class LeafHost:
     """What runs in the actor: one leaf, its memory and its weights."""
 
-    def __init__(self, folder: str, leaf: int, spec: dict[str, Any], settings: str) -> None:
+    def __init__(
+        self,
+        folder: str,
+        leaf: int,
+        spec: dict[str, Any],
+        settings: str,
+        durability: Durability = "full",
+        create: bool = True,
+    ) -> None:
         torch.set_num_threads(1)  # a step is too small to share
-        self._leaf = Leaf.open(
+        self._kept = SentLabels(KEPT)
+        self._leaf = open_leaf(
             leaf_folder(Path(folder), leaf),
+            create=create,
             model=ToldBackbone(
                 Spec.from_dict(spec),
                 _no_trunk,
                 load_file(Path(folder) / TAIL),
                 text=None,
                 told=LabelFile(Path(folder)),
+                prior=_prior(Path(folder)),
             ),
             settings=Settings.from_json(settings),
+            durability=durability,
         )
 
     def ready(self) -> str:
         """The node that this runs on."""
         return str(import_ray().get_runtime_context().get_node_id())
 
-    def teach(self, lesson: Lesson) -> Learned:
+    def teach(self, lesson: LeafLesson) -> Learned:
         """Store and learn it."""
         return self._leaf.learn_record(lesson)
 
-    def ask(self, tokens: Any, labels: Sequence[str], vectors: Any) -> Answer:
-        """What the leaf says."""
-        return self._leaf.answer(torch.tensor(tokens), labels, torch.tensor(vectors))
+    def ask(self, tokens: Any, question: Question) -> LeafAnswer:
+        """What the leaf says of images, over labels and their vectors."""
+        many = self._many(question)
+        return self._leaf.answer(torch.tensor(tokens), many.labels, many.vectors)
+
+    def shortlist(self, tokens: Any, question: Question) -> list[list[int]]:
+        """Which of very many labels images could have."""
+        return self._leaf.shortlist(torch.tensor(tokens), self._many(question))
+
+    def _many(self, question: Question) -> ManyLabels:
+        """Labels and vectors that came along, or those of a number, which are fetched once."""
+
+        def fetch() -> tuple[Sequence[str], Tensor]:
+            labels, vectors = import_ray().get(sent[0])
+            return labels, torch.tensor(vectors)
+
+        told, sent = question
+        if isinstance(told, str):
+            return self._kept.get(told, fetch)
+        return ManyLabels.of(told, torch.tensor(sent))
 
     def call(self, method: str, *args: Any) -> Any:
         """Any other method of the leaf."""
@@ -70,3 +117,10 @@ def write_tail(backbone: Backbone, folder: Path) -> None:
     draft = folder / f".{TAIL}-new"
     save_file({name: t.cpu().contiguous() for name, t in backbone.tail.items()}, draft)
     os.replace(draft, folder / TAIL)
+    if backbone.prior is not None:
+        backbone.prior.save(folder / PRIOR)
+
+
+def _prior(folder: Path) -> Prior | None:
+    file = folder / PRIOR
+    return Prior.load(file) if file.exists() else None

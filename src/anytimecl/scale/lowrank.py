@@ -7,17 +7,15 @@ teaches a sleeping leaf wakes it.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from anytimecl.blend import Estimates, Opinions
-from anytimecl.scale.leaf import Answer, Leaf
-from anytimecl.tail import embed
+from anytimecl.blend import unlearned
+from anytimecl.scale.leaf import Leaf, LeafAnswer
+from anytimecl.tail import images_of
 
 Factors = tuple[Tensor, Tensor]  # [row, rank], [rank, column]
 
@@ -69,40 +67,26 @@ def size_of(thin: Difference) -> int:
     return sum(part.nbytes for part in [*pairs, *thin.vectors.values()])
 
 
-class Dreaming:
+class SleepingLeaf:
     """What stays of a leaf that sleeps: enough to answer."""
 
     def __init__(self, leaf: Leaf, rank: int) -> None:
-        student = leaf._student
-        self._spec, self._blend = leaf.backbone.spec, leaf.settings.blend
-        self._original = student.learner.original
-        self._thin = compressed(self._original, student.learner.params, rank)
-        self._other = student.learner.other_logit.clone()
-        self._estimates = Estimates.restored(student.estimates.state())
-        self._place = {label: place for place, label in enumerate(student.labels)}
-        self._means = student.means(range(len(student.labels)))
+        learner = leaf._trainer.learner
+        self._spec = leaf.backbone.spec
+        self._blend = leaf.settings.blend
+        self._original = learner.original
+        self._thin = compressed(self._original, learner.params, rank)
+        self._other = learner.other_logit.clone()
+        self._model = leaf._trainer.model.answering()
 
     @torch.no_grad()
-    def answer(self, tokens: Tensor, labels: Sequence[str], vectors: Tensor) -> Answer:
+    def answer(self, tokens: Tensor, labels: Sequence[str], vectors: Tensor) -> LeafAnswer:
         """What the leaf would say, nearly."""
-        records = [self._estimates.of(label) for label in labels]
-        images = self._images(self._original, tokens)
-        original = self._logits(images, vectors).softmax(1)
-        tuned, none = original, original.new_zeros(len(original))
-        if any(record.seen for record in records):
-            restored = self._thin.restored(self._original)
-            logits = self._logits(self._images(restored, tokens), vectors)
-            other = self._other.expand(len(logits), 1)
-            tuned, none = logits.softmax(1), torch.cat([logits, other], 1).softmax(1)[:, -1]
-        opinions = Opinions(tuned, original, none, records, self._estimates.overall)
-        if self._means is not None:
-            places = torch.tensor([self._place.get(label, len(self._place)) for label in labels])
-            votes = self._means._replace(places=places).votes(images)
-            opinions = dataclasses.replace(opinions, votes=votes)
-        return Answer.of(opinions, self._blend)
-
-    def _images(self, params: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
-        return F.normalize(embed(params, self._spec.tail, tokens), dim=-1)
-
-    def _logits(self, images: Tensor, vectors: Tensor) -> Tensor:
-        return self._spec.logit_scale * images @ vectors.T
+        images = images_of(self._original, self._spec.tail, tokens)
+        original = self._spec.logit_scale * images @ vectors.T
+        if not any(label in self._model.rows for label in labels):
+            return LeafAnswer.of(unlearned(original, self._spec.none_logit), self._blend)
+        tuned = images_of(self._thin.restored(self._original), self._spec.tail, tokens)
+        logits = self._spec.logit_scale * tuned @ vectors.T
+        opinions = self._model.of_logits(logits, original, self._other, images, labels)
+        return LeafAnswer.of(opinions, self._blend)

@@ -8,11 +8,13 @@ has a key, so it teaches once.
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import threading
 import time
 import uuid
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -23,15 +25,19 @@ from torch import Tensor
 
 from anytimecl.backbone import Backbone
 from anytimecl.errors import AnytimeError
-from anytimecl.scale.leaf import Answer, Lesson
-from anytimecl.scale.leaf_host import LeafHost, import_ray, write_tail
-from anytimecl.scale.leaves import Health, Unreachable, leaf_folder
+from anytimecl.memory import open_memory
+from anytimecl.memory.database import Durability
+from anytimecl.scale.leaf import LeafAnswer, LeafLesson
+from anytimecl.scale.leaf_host import KEPT, LeafHost, Question, import_ray, write_tail
+from anytimecl.scale.leaves import Health, Unreachable, holds_memory, leaf_folder
+from anytimecl.scale.shortlist import ManyLabels
 from anytimecl.scale.told import LabelFile
 from anytimecl.settings import Settings
-from anytimecl.student import Learned
+from anytimecl.trainer import Learned
 
 READY = 300.0  # seconds that a leaf may take to open its memory
 PULSE = 5.0  # seconds that all leaves together have to say that they are there
+MANY = 1024  # labels whose vectors are worth a place in Ray's object store
 AGAIN = 1.0  # seconds between two attempts to start a leaf
 
 
@@ -40,14 +46,17 @@ class _Seat:
     """A leaf as the router sees it."""
 
     leaf: int
+    create: bool = False  # its memory, where there is none
     actor: Any = None  # None: it is being started
+    coming: Any = None  # the actor that is being started
     node: str = ""
     wanted: str | None = None  # the node it shall run on
     restarts: int = -1  # the first start is none
-    pending: dict[int, tuple[Lesson, Future[Learned]]] = field(default_factory=dict)
+    pending: dict[int, tuple[LeafLesson, Future[Learned]]] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     up: threading.Event = field(default_factory=threading.Event)
     gone: bool = False
+    why: str = "does any node have room for it?"  # it did not start
 
 
 class OnRay:
@@ -61,12 +70,16 @@ class OnRay:
         *,
         address: str | None = None,
         cpus: float = 1.0,  # that each leaf asks of its node
+        durability: Durability = "full",  # "process": faster, and a power cut may lose lessons
     ) -> None:
         self._ray = import_ray()
         if not self._ray.is_initialized():
             self._ray.init(address=address, log_to_driver=False)
         self._folder, self._backbone, self._settings = folder.resolve(), backbone, settings
+        self._durability, self._cpus = durability, cpus
         self._told = LabelFile(self._folder)
+        self._telling = threading.Lock()
+        self._questions: OrderedDict[tuple[str, ...], Question] = OrderedDict()  # in Ray's store
         write_tail(backbone, self._folder)
         self._host = self._ray.remote(
             num_cpus=cpus, concurrency_groups={"learn": 1, "ask": 2}, max_restarts=0
@@ -77,18 +90,32 @@ class OnRay:
 
     # --------------------------------------------------------------------------- the promise
 
-    def start(self, leaves: Iterable[int]) -> None:
-        seats = [_Seat(leaf) for leaf in leaves]
+    def start(
+        self, leaves: Iterable[int], *, create: bool = True, within: float | None = None
+    ) -> None:
+        seats = [_Seat(leaf, create) for leaf in leaves]
         for seat in seats:
+            self.introduce(labels_of(leaf_folder(self._folder, seat.leaf)))
             self._seats[seat.leaf] = seat
             self._begin(seat)
+        end = None if within is None else time.monotonic() + within
         for seat in seats:
-            self._wait(seat)
+            self._wait(seat, READY if end is None else max(0.0, end - time.monotonic()))
 
-    def teach(self, leaf: int, lesson: Lesson) -> Future[Learned]:
+    def introduce(self, labels: Iterable[str]) -> None:
+        for label in labels:
+            with self._telling:
+                known = label in self._told
+            if not known:
+                # Alone, as a single classifier would embed it; twice at once does no harm.
+                vector = self._backbone.embed_labels([label], self._settings.templates)[0]
+                with self._telling:
+                    self._told.put({label: vector})
+
+    def teach(self, leaf: int, lesson: LeafLesson) -> Future[Learned]:
         lesson = lesson if lesson.key else lesson._replace(key=uuid.uuid4().hex)
-        self._tell([lesson.label, *(lesson.candidates or ())])
-        seat, future = self._seats[leaf], Future[Learned]()
+        self.introduce([lesson.label, *(lesson.candidates or ())])
+        seat, future = self._seat(leaf), Future[Learned]()
         with seat.lock:
             number = next(self._numbers)
             seat.pending[number] = lesson, future
@@ -98,15 +125,25 @@ class OnRay:
 
     def ask(
         self, leaf: int, tokens: Tensor, labels: Sequence[str], vectors: Tensor
-    ) -> Future[Answer]:
-        future: Future[Answer] = Future()
+    ) -> Future[LeafAnswer]:
+        return self._asked(leaf, "ask", tokens, tuple(labels), vectors)
+
+    def shortlist(self, leaf: int, tokens: Tensor, many: ManyLabels) -> Future[list[list[int]]]:
+        return self._asked(leaf, "shortlist", tokens, many.labels, many.vectors)
+
+    def _asked(
+        self, leaf: int, method: str, tokens: Tensor, labels: tuple[str, ...], vectors: Tensor
+    ) -> Future[Any]:
+        future: Future[Any] = Future()
         seat = self._seats.get(leaf)
         actor = None if seat is None else seat.actor
         if seat is None or actor is None:
             future.set_exception(Unreachable(f"Leaf {leaf} is being started again."))
             return future
-        asked = actor.ask.options(concurrency_group="ask").remote(
-            tokens.cpu().numpy(), list(labels), vectors.cpu().numpy()
+        asked = (
+            getattr(actor, method)
+            .options(concurrency_group="ask")
+            .remote(tokens.cpu().numpy(), self._question(labels, vectors))
         )
 
         def told(done: Future[Any]) -> None:
@@ -122,8 +159,25 @@ class OnRay:
         asked.future().add_done_callback(told)
         return future
 
+    def _question(self, labels: tuple[str, ...], vectors: Tensor) -> Question:
+        """Labels and their vectors [label, dim]; many of them go to each node once.
+
+        A set that is asked about again is the same object in Ray's store, and has a number, by
+        which a leaf that has fetched it knows it again.
+        """
+        if len(labels) < MANY:
+            return labels, vectors.cpu().numpy()
+        with self._telling:
+            if labels not in self._questions:
+                sent = [self._ray.put((labels, vectors.cpu().numpy()))]
+                self._questions[labels] = uuid.uuid4().hex, sent
+                while len(self._questions) > KEPT:
+                    self._questions.popitem(last=False)
+            self._questions.move_to_end(labels)
+            return self._questions[labels]
+
     def call(self, leaf: int, method: str, *args: Any) -> Any:
-        seat = self._seats[leaf]
+        seat = self._seat(leaf)
         while True:
             actor = self._wait(seat)
             try:
@@ -132,9 +186,12 @@ class OnRay:
             except self._ray.exceptions.RayActorError:
                 self._lost(seat, actor)
 
-    def retire(self, leaf: int) -> None:
-        self._leave(self._seats.pop(leaf))
-        shutil.rmtree(leaf_folder(self._folder, leaf), ignore_errors=True)
+    def retire(self, leaf: int, *, keep: bool = False) -> None:
+        seat = self._seats.pop(leaf, None)
+        if seat is not None:
+            self._leave(seat)
+        if not keep:
+            shutil.rmtree(leaf_folder(self._folder, leaf), ignore_errors=True)
 
     def health(self) -> list[Health]:
         """Asks every leaf; one that is found dead is started again."""
@@ -182,6 +239,39 @@ class OnRay:
         if seat.node != node:
             raise AnytimeError(f"Leaf {leaf} did not start on {node}; it is on {seat.node}.")
 
+    def rebalance(self) -> dict[int, str]:
+        """Move leaves to nodes that have fewer, such as one that has joined; returns what moved.
+
+        One leaf at a time, and only while a node has two more than another.
+        """
+        moved: dict[int, str] = {}
+        while (step := self._uneven()) is not None:
+            leaf, node = step
+            self.migrate(leaf, node)
+            moved[leaf] = node
+        return moved
+
+    def _uneven(self) -> tuple[int, str] | None:
+        """A leaf of the fullest node, and the emptiest node, if that is worth a move."""
+        on: dict[str, list[int]] = {
+            each["NodeID"]: []
+            for each in self._ray.nodes()
+            if each["Alive"] and each.get("Resources", {}).get("CPU", 0) >= self._cpus
+        }
+        for seat in self._seats.values():
+            if seat.actor is not None and seat.node in on:
+                on[seat.node].append(seat.leaf)
+        if len(on) < 2:
+            return None
+        full, empty = (choose(on, key=lambda node: len(on[node])) for choose in (max, min))
+        return (max(on[full]), empty) if len(on[full]) > len(on[empty]) + 1 else None
+
+    def _seat(self, leaf: int) -> _Seat:
+        seat = self._seats.get(leaf)
+        if seat is None:
+            raise Unreachable(f"There is no leaf {leaf} any more.")
+        return seat
+
     def _taken(self, seat: _Seat, node: str) -> Any:
         """The actor, out of use from now on; the leaf's next one shall run on that node."""
         while True:
@@ -191,13 +281,6 @@ class OnRay:
                     seat.actor, seat.wanted = None, node
                     seat.up.clear()
                     return actor
-
-    def _tell(self, labels: Iterable[str]) -> None:
-        for label in labels:
-            if label not in self._told:
-                # Alone, as a single classifier would embed it.
-                vector = self._backbone.embed_labels([label], self._settings.templates)[0]
-                self._told.put({label: vector})
 
     def _send(self, seat: _Seat, number: int) -> None:
         actor = seat.actor
@@ -244,20 +327,26 @@ class OnRay:
                 seat.leaf,
                 self._backbone.spec.to_dict(),
                 self._settings.to_json(),
+                self._durability,
+                seat.create,
             )
+            seat.coming = actor
             try:
                 node = self._ray.get(actor.ready.remote(), timeout=READY)
             except Exception as error:
                 self._ray.kill(actor)
+                if seat.gone:
+                    return
                 warnings.warn(f"Leaf {seat.leaf} did not start: {error}", stacklevel=2)
-                seat.wanted = None
+                seat.wanted, seat.why = None, str(error)
                 time.sleep(AGAIN)
                 continue
             with seat.lock:
                 if seat.gone:  # nobody would ever end this one
                     self._ray.kill(actor)
                     return
-                seat.actor, seat.node = actor, node
+                seat.actor, seat.node, seat.coming = actor, node, None
+                seat.create = False  # it is there: should it ever be missing, it is lost
                 seat.restarts += 1
                 for number in list(seat.pending):
                     self._send(seat, number)
@@ -267,13 +356,12 @@ class OnRay:
     def _strategy(self, seat: _Seat) -> Any:
         return "SPREAD" if seat.wanted is None else on_node(seat.wanted)
 
-    def _wait(self, seat: _Seat) -> Any:
+    def _wait(self, seat: _Seat, within: float | None = None) -> Any:
         """The actor, once there is one."""
+        within = READY if within is None else within
         while True:
-            if not seat.up.wait(READY):
-                raise Unreachable(
-                    f"Leaf {seat.leaf} could not be started: does any node have room for it?"
-                )
+            if not seat.up.wait(within):
+                raise Unreachable(f"Leaf {seat.leaf} could not be started: {seat.why}")
             actor = seat.actor
             if actor is not None:
                 return actor
@@ -282,9 +370,11 @@ class OnRay:
         """The leaf shall not run any more."""
         with seat.lock:
             seat.gone = True
-            actor = seat.actor
+            actor, coming = seat.actor, seat.coming
         if actor is not None:
             self._end(actor)
+        elif coming is not None:
+            self._ray.kill(coming)  # or it would wait for room that others could use
 
     def _end(self, actor: Any) -> None:
         """Let the actor write its checkpoint and go; if it is dead already, so much the better."""
@@ -294,6 +384,20 @@ class OnRay:
         except (self._ray.exceptions.RayError, TimeoutError):
             pass
         self._ray.kill(actor)
+
+
+def labels_of(folder: Path) -> list[str]:
+    """Every label that the memory in a folder speaks of, if there is one.
+
+    Its leaf may have to live through its journal again, and has no text side: those that nobody has
+    told it of, since it lived elsewhere before, are to be told first.
+    """
+    if not holds_memory(folder):
+        return []
+    with open_memory(folder, read_only=True) as memory, memory.reading() as db:
+        sets = [json.loads(one) for (one,) in db.execute("SELECT labels FROM candidates")]
+        sets += [act.before for act in memory.history().acts.values()]
+        return list(dict.fromkeys([*memory.labels(), *filter(None, itertools.chain(*sets))]))
 
 
 def on_node(node: str) -> Any:

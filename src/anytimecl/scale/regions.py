@@ -23,7 +23,7 @@ from torch import Tensor
 from anytimecl.backbone import Spec
 from anytimecl.errors import ImageError, ModelError
 from anytimecl.images import ImageSource, load_image
-from anytimecl.student import Learned
+from anytimecl.trainer import Learned
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels of the image
 Mask = NDArray[np.bool_]  # [height, width] of the image
@@ -31,7 +31,7 @@ Region = Box | Mask
 COVERED = 0.5  # of a patch, from which on it belongs to a region
 
 
-class Classifier(Protocol):
+class ReadsTokens(Protocol):
     """A classifier, or a tree of them."""
 
     def encode(self, images: Sequence[ImageSource]) -> Tensor: ...
@@ -96,7 +96,7 @@ def region_tokens(tokens: Tensor, cover: Tensor) -> Tensor:
 
 
 def encode_regions(
-    classifier: Classifier, spec: Spec, image: ImageSource, regions: Sequence[Region]
+    classifier: ReadsTokens, spec: Spec, image: ImageSource, regions: Sequence[Region]
 ) -> Tensor:
     """Tokens [region, token, width] for `predict_tokens` or `learn_tokens`."""
     loaded = load_image(image)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,8 @@ from torch import Tensor
 
 from anytimecl.errors import StoreError
 
-VERSION = "1"
+# Version 1 had no owner written with it, and otherwise the same.
+VERSION, READABLE = "2", ("1", "2")
 
 
 class Halves(NamedTuple):
@@ -93,18 +94,27 @@ class Routes:
     def near(self, vector: Tensor, count: int) -> list[tuple[int, float]]:
         """The leaf of a vector first, then those with the nearest centres; each with its distance.
 
-        A single leaf has no centre; its distance is 0.
+        One that answers alone has no distance to compare: it is 0.
         """
         own = self.leaf_of(vector)
-        distances = {leaf: float((vector - centre).norm()) for leaf, centre in self._centred()}
-        others = sorted((leaf for leaf in distances if leaf != own), key=distances.__getitem__)
-        return [(leaf, distances.get(leaf, 0.0)) for leaf in [own, *others[: count - 1]]]
+        if count == 1 or not self.children:
+            return [(own, 0.0)]  # whoever answers alone need not be weighed
+        leaves, centres = self._centred
+        away = dict(zip(leaves, (vector - centres).norm(dim=-1).tolist(), strict=True))
+        others = sorted((leaf for leaf in leaves if leaf != own), key=away.__getitem__)
+        return [(leaf, away[leaf]) for leaf in [own, *others[: count - 1]]]
 
-    def _centred(self) -> Iterator[tuple[int, Tensor]]:
-        for node, pair in enumerate(self.children):
-            for part, child in enumerate(pair):
-                if child < 0:
-                    yield -1 - child, self.centres[node, part]
+    @cached_property
+    def _centred(self) -> tuple[list[int], Tensor]:
+        """Every leaf that has a centre, and their centres [leaf, dim]."""
+        found = [
+            (-1 - child, node, part)
+            for node, pair in enumerate(self.children)
+            for part, child in enumerate(pair)
+            if child < 0
+        ]
+        leaves, nodes, parts = map(list, zip(*found, strict=True))
+        return leaves, self.centres[nodes, parts]
 
     def split(self, leaf: int, centres: Tensor) -> tuple[Routes, tuple[int, int]]:
         """A tree with two new leaves in the place of one, and their numbers."""
@@ -136,13 +146,27 @@ class Routes:
     @classmethod
     def load(cls, file: Path) -> tuple[Routes, dict[str, str]]:
         """Back from `save`, with what was written beside it."""
+        told = read_meta(file)
         try:
             with safe_open(file, framework="pt") as opened:
-                told = dict(opened.metadata() or {})
                 centres = opened.get_tensor("centres").clone()
-            if told.pop("version") != VERSION:
-                raise StoreError(f"{file} was written by another version of anytimecl.")
             children = [(int(a), int(b)) for a, b in json.loads(told.pop("children"))]
             return cls(centres, children, int(told.pop("next"))), told
         except (OSError, KeyError, ValueError, SafetensorError) as error:
             raise StoreError(f"{file} is not a whole tree: {error}.") from error
+
+
+def read_meta(file: Path) -> dict[str, str]:
+    """What `Routes.save` has written beside the centres, of a version that can be read."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            told = dict(opened.metadata() or {})
+        version = told.pop("version")
+    except (OSError, KeyError, ValueError, SafetensorError) as error:
+        raise StoreError(f"{file} is not a whole tree: {error}.") from error
+    if version not in READABLE:
+        raise StoreError(
+            f"{file} has version {version}, and this anytimecl reads {', '.join(READABLE)}: use "
+            "the anytimecl that wrote it, or a newer one."
+        )
+    return told

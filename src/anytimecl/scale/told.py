@@ -19,6 +19,7 @@ from torch import Tensor
 
 from anytimecl.backbone import Backbone
 from anytimecl.errors import LabelError, ModelError
+from anytimecl.files import sync
 
 FILE = "labels.jsonl"
 
@@ -54,12 +55,15 @@ class LabelFile:
         for label, vector in vectors.items():
             raw = base64.b64encode(vector.cpu().float().numpy().tobytes()).decode()
             lines += json.dumps({"label": label, "vector": raw}).encode() + b"\n"
+        new = not self.path.exists()
         with self.path.open("ab") as file:
             if file.tell() > self._read:  # a line that a crash cut short must not take ours along
                 lines = b"\n" + lines
             file.write(lines)
             file.flush()
             os.fsync(file.fileno())
+        if new:
+            sync(self.path.parent)  # or a power cut takes the file's name
         self._refresh(None)
 
     def _refresh(self, label: str | None) -> None:
@@ -89,6 +93,10 @@ class ToldBackbone(Backbone):
     """A model whose images and labels are embedded elsewhere: the tail, and what it is told."""
 
     told: LabelFile | None = None
+
+    def with_labels(self) -> Backbone:
+        """As it is: it has no text side here, and yet its labels mean something."""
+        return self
 
     def embed_labels(self, labels: Sequence[str], templates: Sequence[str] | None = None) -> Tensor:
         """Unit vectors [label, dim]; templates were the router's business."""

@@ -6,15 +6,17 @@ stores it, and answers for it. With one leaf this is `AnytimeClassifier`, bit fo
 
 from __future__ import annotations
 
-import shutil
+import json
 import threading
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
 from anytimecl.backbone import Backbone
@@ -22,54 +24,87 @@ from anytimecl.backbone import load as load_backbone
 from anytimecl.classifier import LabelStats
 from anytimecl.closing import Closing
 from anytimecl.codec import make_codec
-from anytimecl.errors import LabelError, ModelError, StoreError
-from anytimecl.images import ImageSource, load_image
+from anytimecl.errors import LabelError, StoreError
+from anytimecl.images import ImageSource
 from anytimecl.labels import clean_label, clean_labels
-from anytimecl.prediction import predictions
-from anytimecl.scale.answers import TreePrediction, gathered, mixed, original_only, pooled
-from anytimecl.scale.leaf import Lesson, image_vectors
-from anytimecl.scale.leaves import Health, Here, Leaves, leaf_folder
+from anytimecl.memory import Report, StoreWarning
+from anytimecl.predicting import digest_of
+from anytimecl.registry import Choice
+from anytimecl.scale import splitting
+from anytimecl.scale.answers import pooled
+from anytimecl.scale.counts import Counts
+from anytimecl.scale.keys import KeyIndex, OneAtATime
+from anytimecl.scale.leaf import LeafLesson, image_vectors
+from anytimecl.scale.leaves import Health, Here, Leaves, Unreachable, leaf_folder
+from anytimecl.scale.pending import Lessons, Silence
 from anytimecl.scale.routes import Routes
+from anytimecl.scale.second_copy import SecondCopy, then
+from anytimecl.scale.shortlist import ManyLabels
+from anytimecl.scale.snapshots import TreeReport, checked, finish, making
+from anytimecl.scale.splitting import Undecided, split_leaf
+from anytimecl.scale.tree_folder import ASIDE, COPY, FILE, IDENTITY, UNREAD, TreeFolder
+from anytimecl.scale.tree_opening import check_loss, prepared
+from anytimecl.scale.tree_predicting import TreePredicting
 from anytimecl.settings import Settings
-from anytimecl.student import Learned
+from anytimecl.trainer import Learned
 
-FILE = "tree.safetensors"
-PENDING = 64  # lessons on their way to one leaf before a teacher waits
-NEARNESS = 0.05  # leaves so much farther away weigh 1/e
-PATIENCE = 10.0  # seconds that a leaf's answer is waited for
+__all__ = ["FILE", "TreeClassifier"]
+PATIENCE = 2.0  # seconds that a leaf's answer is waited for, and longer for long questions
+STUCK = 30.0  # seconds without a lesson learned after which a leaf that has some is given up on
+BACK_OFF = 30.0, 3600.0  # seconds until a split that failed is tried again, doubling, and at most
+NO_COPY = "none"
+NEVER = 2**62  # an event that no memory reaches
 MakeLeaves = Callable[[Path, Backbone, Settings], Leaves]
 
 
-class TreeClassifier(Closing):
+class TreeClassifier(TreePredicting, Closing):
     """`AnytimeClassifier` over as many leaves as its examples need.
 
     `capacity` is how many examples a leaf holds before it becomes two; None: there is one leaf.
-    An image asks the `near` leaves that are nearest. Ids of examples are those of their leaf, so
-    they change when it splits; keys do not. So `forget` takes a label only; and there is no
-    `predict_proba`, `rebuild` or `save_pretrained`: the folder is all there is.
+    An image asks the `near` leaves that are nearest, each for `patience` seconds. A leaf that has
+    lessons and learns none for `stuck` seconds is given up on: its lessons raise `Unreachable` at
+    once, until it goes on, and those of other leaves are held up no longer. Ids of examples are
+    those of their leaf, so they change when it splits; keys do not. So `forget` takes a label only;
+    and there is no `predict_proba`, `rebuild` or `save_pretrained`: the folder is all there is.
     """
 
     def __init__(
         self,
-        folder: Path,
+        place: TreeFolder,
         backbone: Backbone,
         settings: Settings,
         routes: Routes,
         leaves: Leaves,
+        keys: KeyIndex,
         *,
         capacity: int | None = None,
         near: int = 1,
         patience: float = PATIENCE,
+        stuck: float = STUCK,
     ) -> None:
-        self.folder, self.backbone, self.settings = folder, backbone, settings
-        self.capacity, self.near, self.patience = capacity, near, patience
+        self.folder, self.backbone, self.settings = place.path, backbone, settings
+        self.capacity, self.near = capacity, near
+        self.patience = patience
         self.routes, self.leaves = routes, leaves
         self.codec = make_codec(settings.codec, backbone.spec, backbone.tail)
+        self._place, self._keys = place, keys
         self._lock = threading.RLock()  # one at a time decides where an example goes
-        self._waiting: dict[int, deque[Future[Learned]]] = defaultdict(deque)
-        leaves.start(routes.leaves())
-        self._sizes = {leaf: int(leaves.call(leaf, "__len__")) for leaf in routes.leaves()}
+        self._changing = threading.RLock()  # one at a time splits or forgets; before `_lock`
+        self._pending, self._silence = Lessons(stuck), Silence()
+        self._teaching = OneAtATime()  # keys on their way
+        self._splitter = ThreadPoolExecutor(1, "anytimecl-split")
+        self._splitting: dict[int, Future[None]] = {}
+        self._moved: dict[int, tuple[int, int]] = {}  # split, and its keys are not read yet
+        self._not_before: dict[int, tuple[float, float]] = {}  # when to split again; the pause
+        self._stopped: StoreError | None = None  # why nothing is learned any more
+        extents = {leaf: leaves.call(leaf, "extent") for leaf in routes.leaves()}
+        self._sizes = {leaf: size for leaf, (size, _) in extents.items()}
+        self._counts = Counts(place, extents)  # acknowledged; sizes are what was sent
+        self._closed = False
         self._limit: dict[int, int | None] = dict.fromkeys(self._sizes, capacity)
+        self._copy: SecondCopy | None = None
+        self._identity = place.noted(IDENTITY) or uuid.uuid4().hex
+        self._last_asked: tuple[tuple[str, ...], ManyLabels] | None = None
         self._labels: dict[str, None] = {}
         for leaf in routes.leaves():
             self._labels |= dict.fromkeys(leaves.call(leaf, "known_labels"))
@@ -79,31 +114,77 @@ class TreeClassifier(Closing):
         cls,
         folder: str | Path,
         *,
-        model: str | Path | Backbone = "embedded",
+        model: Choice[Backbone] | Path = "embedded",
         settings: Settings | None = None,
         device: str = "cpu",
         leaves: MakeLeaves = Here,
+        accept_loss: bool = False,
+        copy_to: str | None = None,
         **options: Any,
     ) -> Self:
-        """Create the tree in `folder`, or resume it; `options` are `capacity` and `near`."""
-        backbone = model if isinstance(model, Backbone) else load_backbone(model, device=device)
-        place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
-        if (place / FILE).exists():
-            routes, told = Routes.load(place / FILE)
-            if told["fingerprint"] != backbone.spec.fingerprint:
-                raise StoreError(
-                    f"The tree in {place} was made with another model than {backbone.spec.name}."
-                )
-            settings = Settings.from_json(told["settings"]).agreed(settings)
-        else:
-            routes, settings = Routes.single(backbone.spec.dim), settings or Settings()
-            if make_codec(settings.codec, backbone.spec, backbone.tail).needs_image:
-                raise ModelError("A tree sends features around, and this codec keeps images.")
-            routes.save(place / FILE, _meta(backbone, settings))
-        _sweep(place, routes)
-        made = leaves(place, backbone, settings)
-        return cls(place, backbone, settings, routes, made, **options)
+        """Create the tree in `folder`, or resume it; `options` are `capacity` and `near`.
+
+        One owner at a time. A leaf that is missing, or holds less than it did, is a StoreError that
+        names it; with `accept_loss` the tree goes on without what is gone. What is acknowledged is
+        also in `copy_to`, a folder on another disk or an address that fsspec knows; a tree that has
+        one goes on with it, until it is opened with another one, or with "none".
+        """
+        backbone = load_backbone(model, device=device)
+        with ExitStack() as opened:  # closes everything, unless all goes well
+            place = opened.enter_context(TreeFolder(Path(folder)))
+            backbone, routes, agreed, anew = prepared(place, backbone, settings, accept_loss)
+            made = leaves(place.path, backbone, agreed)
+            opened.callback(made.close)
+            made.start(routes.leaves(), create=False)
+            keys = opened.enter_context(KeyIndex(place.path))
+            tree = cls(place, backbone, agreed, routes, made, keys, **options)
+            tree._begin(anew, accept_loss, copy_to)
+            opened.pop_all()
+            return tree
+
+    def _begin(self, anew: set[int], accept_loss: bool, copy_to: str | None) -> None:
+        """With every leaf there and its memory locked: be the owner, and clear up."""
+        lost = self._place.fewer({n: size for n, size in self._sizes.items() if n not in anew})
+        check_loss(self._place, lost, accept_loss)
+        before = self._place.noted(COPY)
+        chosen = copy_to or before
+        kept = {COPY: before} if before and chosen == before else {}
+        self._place.take_over(self.routes, {**self._meta(), **kept})
+        self._place.tidy(self.routes)
+        self._keys.keep(self._sizes)
+        for leaf in self._sizes:
+            self._read_keys(leaf)
+        self._counts.save()
+        if chosen and chosen != NO_COPY:
+            self._begin_copy(chosen, noted=chosen == before)
+
+    def _begin_copy(self, address: str, *, noted: bool) -> None:
+        """Write lessons to a second place too; to one that lacks any, all that there are first."""
+        told = self._told_of_itself()
+        copy = SecondCopy(address, self._identity, self._place.owner, told, noted=noted)
+        try:
+            for leaf in () if copy.whole else sorted(self._sizes):
+                some, last = self.leaves.call(leaf, "lessons_after", 0)
+                while some:
+                    for written in [copy.put(lesson) for lesson in some]:
+                        written.result()
+                    some, last = self.leaves.call(leaf, "lessons_after", last)
+            copy.declare_whole()
+            self._copy = copy
+            self._place.save(self.routes, self._meta())  # from now on it is whole
+        except BaseException:
+            self._copy = None
+            copy.close()
+            raise
+
+    def _told_of_itself(self) -> dict[str, str]:
+        spec = json.dumps(self.backbone.spec.to_dict())
+        return {**_meta(self.backbone, self.settings), "spec": spec}
+
+    def _meta(self) -> dict[str, str]:
+        """What is written with the routes."""
+        told = {**_meta(self.backbone, self.settings), IDENTITY: self._identity}
+        return told if self._copy is None else {**told, COPY: self._copy.address}
 
     # ------------------------------------------------------------------------------- learning
 
@@ -115,9 +196,13 @@ class TreeClassifier(Closing):
         candidates: Sequence[str] | None = None,
         key: str | None = None,
     ) -> Learned:
-        """Learn one labelled image; it is durable when this returns."""
-        record = self.codec.encode(self.encode([image])[0])
-        return self.submit(record, label, candidates=candidates, key=key).result()
+        """Learn one labelled image; it is durable when this returns.
+
+        A leaf that it fills splits after that, beside what goes on (`settle` waits for it), and
+        answers for its children until then.
+        """
+        tokens = self.encode([image])[0]
+        return self.learn_tokens(tokens, label, candidates=candidates, key=key)
 
     def learn_tokens(
         self,
@@ -128,8 +213,9 @@ class TreeClassifier(Closing):
         key: str | None = None,
     ) -> Learned:
         """`learn_one` for the tokens [token, width] of an image that `encode` has seen already."""
-        record = self.codec.encode(tokens)
-        return self.submit(record, label, candidates=candidates, key=key).result()
+        future = self.submit_tokens(tokens, label, candidates=candidates, key=key)
+        self._pending.wait(future)
+        return future.result()
 
     def learn_record(
         self,
@@ -140,7 +226,16 @@ class TreeClassifier(Closing):
         key: str | None = None,
     ) -> Learned:
         """`learn_one` for an image that was encoded and compressed elsewhere."""
-        return self.submit(record, label, candidates=candidates, key=key).result()
+        future = self.submit(record, label, candidates=candidates, key=key)
+        self._pending.wait(future)
+        return future.result()
+
+    def learn_lesson(self, lesson: LeafLesson) -> Learned:
+        """`learn_record` for a lesson of another tree, such as one of its second copy."""
+        record, label, candidates, key, content = lesson
+        future = self.submit(record, label, candidates=candidates, key=key, content=content)
+        self._pending.wait(future)
+        return future.result()
 
     def learn_many(
         self, examples: Iterable[tuple[ImageSource, str] | tuple[ImageSource, str, str | None]]
@@ -148,9 +243,16 @@ class TreeClassifier(Closing):
         """`learn_one` for each (image, label) or (image, label, key); leaves work side by side."""
         sent = []
         for image, label, *rest in examples:
-            record = self.codec.encode(self.encode([image])[0])
-            sent.append(self.submit(record, label, key=rest[0] if rest else None))
+            tokens = self.encode([image])[0]
+            sent.append(self.submit_tokens(tokens, label, key=rest[0] if rest else None))
+        for future in sent:
+            self._pending.wait(future)
         return sum(1 for future in sent if future.result())
+
+    def submit_tokens(self, tokens: Tensor, label: str, **options: Any) -> Future[Learned]:
+        """`submit` for the tokens [token, width] of an image."""
+        record = self.codec.encode(tokens)
+        return self.submit(record, label, content=digest_of(tokens), **options)
 
     def submit(
         self,
@@ -159,185 +261,347 @@ class TreeClassifier(Closing):
         *,
         candidates: Sequence[str] | None = None,
         key: str | None = None,
+        content: int | None = None,
+        vector: Tensor | None = None,
     ) -> Future[Learned]:
         """Send a record to its leaf. It counts once the result is there; until then it may wait.
 
-        With too much on its way to that leaf, this itself waits.
+        With too much on its way to that leaf, this itself waits. `content` is the digest of the
+        image's tokens (`digest_of`), by which a leaf knows an image again. `vector` [dim] is that
+        of the record, if somebody has looked at it already; else it is checked here.
         """
         label = clean_label(label)
         chosen = None if candidates is None else tuple(clean_labels(candidates))
         if chosen is not None and label not in chosen:
             raise LabelError(f"The label {label!r} is not among its candidates.")
-        tokens = self.codec.decode([record], self.backbone.device)  # refuses what is damaged
-        vector = image_vectors(self.backbone, tokens)[0].cpu()
+        if vector is None:
+            tokens = self.codec.decode([record], self.backbone.device)  # refuses what is damaged
+            vector = image_vectors(self.backbone, tokens)[0].cpu()
+        if self._copy is not None and key is None:
+            key = uuid.uuid4().hex  # it may be taught again from the copy
+        lesson = LeafLesson(record, label, chosen, key, content)
+        self.leaves.introduce([label, *(chosen or ())])  # now, when no lock is held
+        if key is None:
+            return self._sent(lesson, vector)
+        self._pending.check(self.routes.leaf_of(vector))
+        # A second lesson under the same key waits for the first.
+        if not self._teaching.enter(key, self._pending.stuck):
+            raise Unreachable(f"A lesson under the key {key!r} is on its way since long.")
+        try:
+            future = self._sent(lesson, vector)
+        except BaseException:
+            self._teaching.leave(key)
+            raise
+        future.add_done_callback(lambda _: self._teaching.leave(key))
+        return future
+
+    def _sent(self, lesson: LeafLesson, vector: Tensor) -> Future[Learned]:
+        """To its leaf, unless another leaf has learned its key."""
+        without: set[int] = set()  # leaves that do not have the key
         while True:
             with self._lock:
+                if self._stopped is not None:
+                    raise StoreError(str(self._stopped))
                 leaf = self.routes.leaf_of(vector)
-                queue = self._waiting[leaf]
-                while queue and queue[0].done():
-                    queue.popleft()
-                if len(queue) < PENDING:
-                    future = self.leaves.teach(leaf, Lesson(record, label, chosen, key))
-                    queue.append(future)
-                    self._labels[label] = None
-                    self._sizes[leaf] += 1
-                    self._split_if_full(leaf)
-                    return future
-                oldest = queue[0]
-            oldest.exception()  # waits for it; its own caller sees what went wrong
+                others = self._holders(lesson.key) - {leaf} - without
+                split = self._splitting.get(leaf)
+                first = None if others else split or self._pending.before(leaf)
+                if not others and first is None:
+                    future = self._taught(leaf, lesson)
+                    break
+            if first is not None:
+                self._pending.wait(first)  # its own caller sees what went wrong
+            elif known := self._known(others.pop(), lesson, without):
+                future = Future()
+                future.set_result(known)
+                return self._copied(lesson, future)  # it may have failed there the first time
+        if self._counts.due:
+            self._count_on_the_way()
+        return future
+
+    def _holders(self, key: str | None) -> set[int]:
+        """The leaves of which one may have the key."""
+        leaf = None if key is None else self._keys.leaf_of(key)
+        if leaf is None:
+            return set()
+        # Neither there nor moved: it has split, and its children do not have the key.
+        return {its for its in self._moved.get(leaf, (leaf,)) if its in self._sizes}
+
+    def _known(self, leaf: int, lesson: LeafLesson, without: set[int]) -> Learned | None:
+        """What a leaf says of a lesson's key; one that does not have it joins those `without`."""
+        self._pending.check(leaf)
+        try:
+            known: Learned | None = self.leaves.call(leaf, "known", lesson)
+        except (Unreachable, StoreError):  # the second, where it is being closed
+            with self._lock:
+                if leaf in self._sizes:
+                    raise
+            return None  # it has split meanwhile: look again
+        if known is None:
+            without.add(leaf)
+        return known
+
+    def _taught(self, leaf: int, lesson: LeafLesson) -> Future[Learned]:
+        """Send it; with the lock held."""
+        if lesson.key is not None and self._keys.leaf_of(lesson.key) != leaf:
+            self._keys.claim(lesson.key, leaf)
+        future = self._copied(lesson, self.leaves.teach(leaf, lesson))
+        self._pending.add(leaf, future)
+        self._labels[lesson.label] = None
+        self._sizes[leaf] += 1
+        future.add_done_callback(lambda done: self._counts.acknowledged(leaf, done))
+        self._split_if_full(leaf)
+        return future
+
+    def _copied(self, lesson: LeafLesson, learned: Future[Learned]) -> Future[Learned]:
+        """What was learned, once the second copy has it too."""
+        copy = self._copy
+        return learned if copy is None else then(learned, lambda: copy.put(lesson))
+
+    def _count_on_the_way(self) -> None:
+        """A lesson is stored already: what fails here is not its failure."""
+        try:
+            self._counts.try_to_save()
+        except StoreError as error:  # another owner
+            self._stopped = error
+
+    def _read_keys(self, leaf: int) -> None:
+        """Bring the index up to date with a leaf."""
+        mark = self._keys.mark(leaf)
+        keys, last = self.leaves.call(leaf, "keys_after", mark)
+        if last < mark:  # an older memory was put in its place
+            keys, last = self.leaves.call(leaf, "keys_after", 0)
+        self._keys.add(leaf, keys, last)
+
+    # -------------------------------------------------------------------------------- splitting
 
     def _split_if_full(self, leaf: int) -> None:
+        """Begin to split a leaf, beside everything else; with the lock held."""
         limit = self._limit[leaf]
-        if limit is None or self._sizes[leaf] <= limit:
+        if limit is None or self._sizes[leaf] <= limit or leaf in self._splitting:
             return
-        for future in self._waiting.pop(leaf, ()):
-            future.exception()
-        self._sizes[leaf] = int(self.leaves.call(leaf, "__len__"))  # a repeated key stored nothing
-        if self._sizes[leaf] > limit:
-            self._split(leaf)
+        if time.monotonic() < self._not_before.get(leaf, (0.0, 0.0))[0]:
+            return
+        self._splitting[leaf] = self._splitter.submit(self._try_split, leaf, limit)
+
+    def _try_split(self, leaf: int, limit: int) -> None:
+        """Split a leaf if it is full; if that fails, it goes on, and is tried again later."""
+        failed = None
+        try:
+            with self._changing:
+                self._settle_leaf(leaf)
+                size = int(self.leaves.call(leaf, "__len__"))
+                with self._lock:  # a repeated key stored nothing
+                    self._sizes[leaf] = size
+                if size > limit:
+                    self._split(leaf)
+        except Exception as error:
+            failed = error
+            pause = min(2 * self._not_before.get(leaf, (0.0, BACK_OFF[0] / 2))[1], BACK_OFF[1])
+            self._not_before[leaf] = time.monotonic() + pause, pause
+        finally:
+            with self._lock:
+                del self._splitting[leaf]
+        if failed is not None:
+            told = f"Leaf {leaf} could not be split, and goes on as it is: {failed}"
+            if self._stopped is None:
+                told += f" It is tried again in {pause:.0f} s."
+            warnings.warn(told, StoreWarning, stacklevel=1)
+
+    def _settle_leaf(self, leaf: int) -> None:
+        """Wait until the leaf has learned what was sent to it."""
+        if wait(self._pending.of(leaf), splitting.ROOM).not_done:
+            raise Unreachable(f"It has not learned what was sent to it in {splitting.ROOM:.0f} s.")
 
     def _split(self, leaf: int) -> None:
-        """Two leaves for one. They are there in full before the tree knows of them."""
-        new = self.routes.next_leaf, self.routes.next_leaf + 1
-        folders = leaf_folder(self.folder, new[0]), leaf_folder(self.folder, new[1])
-        centres = self.leaves.call(leaf, "divide", folders)
-        if centres is None:  # all alike: ask again when there are twice as many
+        """Two leaves for one; see `split_leaf`."""
+        try:
+            made = split_leaf(self._place, self.leaves, self.routes, leaf, self._meta())
+        except Undecided as error:
+            self._stopped = error
+            raise
+        if made is None:  # all alike: ask again when there are twice as many
             self._limit[leaf] = 2 * self._sizes[leaf]
             return
-        routes, _ = self.routes.split(leaf, centres)
-        routes.save(self.folder / FILE, _meta(self.backbone, self.settings))
-        self.leaves.start(new)
-        for child in new:
-            self._sizes[child] = int(self.leaves.call(child, "__len__"))
-            self._limit[child] = self.capacity
-        del self._sizes[leaf], self._limit[leaf]
-        self.routes = routes
-        self.leaves.retire(leaf)
-        for child in new:  # a lopsided split may leave a child still too large
-            self._split_if_full(child)
+        routes, extents = made
+        sizes = {child: size for child, (size, _) in extents.items()}
+        new = min(sizes), max(sizes)
+        with self._lock:
+            whole = sum(sizes.values()) >= self._sizes[leaf]
+            self._moved[leaf] = new
+            self.routes = routes
+            del self._sizes[leaf], self._limit[leaf]
+            self._not_before.pop(leaf, None)
+            self._pending.drop(leaf)
+            self._sizes |= sizes
+            self._limit |= dict.fromkeys(new, self.capacity)
+            self._counts.split(leaf, extents)
+        try:
+            for child in new:
+                self._read_keys(child)
+            with self._lock:
+                del self._moved[leaf]
+            self._counts.save()
+            self.leaves.retire(leaf, keep=not whole)
+            if not whole:
+                self._place.set_aside(leaf_folder(self.folder, leaf), UNREAD)
+        except Exception as error:
+            told = f"Leaf {leaf} has split; but: {error} The next owner clears up."
+            warnings.warn(told, StoreWarning, stacklevel=1)
+        with self._lock:
+            for child in new:  # a lopsided split may leave a child still too large
+                self._split_if_full(child)
 
     def forget(self, *, label: str) -> int:
         """Remove every example of a label, for good, from every leaf; returns how many."""
         label = clean_label(label)
-        with self._lock:
+        with self._changing, self._lock:
+            for future in self._pending.all():  # or the copy may hear of one after it has forgotten
+                self._pending.wait(future)
+            self._counts.save_nothing()  # they may only be too low, whenever this is cut short
+            self._keys.clear()
             gone = {
                 leaf: int(self.leaves.call(leaf, "forget_label", label)) for leaf in self._sizes
             }
             for leaf, count in gone.items():
                 self._sizes[leaf] -= count
+                self._counts.lower(leaf, count)
+                self._read_keys(leaf)
+            self._counts.save()
+            if self._copy is not None:
+                self._copy.forget(label)
             self._labels.pop(label, None)
+            self._pending.restart_clocks(self._sizes)
+        if self._place.has_aside():
+            warnings.warn(
+                f"{self.folder / ASIDE} has folders that the tree does not know, and they may "
+                f"hold examples of {label!r}: delete them too.",
+                StoreWarning,
+                stacklevel=2,
+            )
         return sum(gone.values())
 
     def consolidate(self, epochs: int = 10) -> None:
         """Train every leaf offline over its own memory, one after the other.
 
-        Predictions go on; what is taught meanwhile waits. An interruption leaves each leaf as it
-        was before or after its turn.
+        Predictions go on, and so do lessons for other leaves; those for the leaf whose turn it is
+        wait. An interruption leaves each leaf as it was before or after its turn.
         """
-        with self._lock:  # so none splits
-            for leaf in self._sizes:
-                self.leaves.call(leaf, "consolidate", epochs)
+        with self._changing:  # so none splits
+            for leaf in sorted(self._sizes):
+                with self._occupied(leaf):
+                    self.leaves.call(leaf, "consolidate", epochs)
 
-    # ----------------------------------------------------------------------------- prediction
+    def snapshot(self, to: str | Path) -> int:
+        """Copy the whole tree into a new folder, which every leaf can reach; it is a tree, too.
 
-    def encode(self, images: Sequence[ImageSource]) -> Tensor:
-        """The frozen trunk's tokens [image, token, width]."""
-        return self.backbone.encode([load_image(image) for image in images])
+        What was acknowledged before is in it. Lessons for the leaf that is being copied wait.
+        Returns how many leaves there are.
+        """
+        with self._changing, making(Path(to)) as part:  # so none splits
+            for leaf in sorted(self._sizes):
+                with self._occupied(leaf):
+                    self.leaves.call(leaf, "save_pretrained", leaf_folder(part, leaf))
+            finish(part, self.folder, self.routes, self._meta())
+            return len(self._sizes)
 
-    def predict(
-        self, images: Any, labels: Sequence[str] | None = None, *, threshold: float = 1.0
-    ) -> Any:
-        """A `TreePrediction` for one image, a list of them for a list."""
-        many = isinstance(images, list | tuple)
-        tokens = self.encode(images if many else [images])
-        found = self.predict_tokens(tokens, labels, threshold=threshold)
-        return found if many else found[0]
+    def verify(self) -> TreeReport:
+        """Have every leaf read and check what it has; lessons for the leaf whose turn it is wait.
 
-    def predict_tokens(
-        self, tokens: Tensor, labels: Sequence[str] | None = None, *, threshold: float = 1.0
-    ) -> list[TreePrediction]:
-        """`predict` for images that `encode` has seen already."""
-        if labels is None and not self.labels:
-            raise LabelError("Nothing is learned yet: say which labels to choose from.")
-        asked = clean_labels(self.labels if labels is None else labels)
-        vectors = image_vectors(self.backbone, tokens).cpu()
-        while True:
-            found = self._asked_leaves(tokens, vectors, asked, threshold)
-            there = set(self.routes.leaves())
-            if all(set(one.missing) <= there for one in found):
-                return found  # else a leaf split meanwhile, and its children are asked
+        What a leaf holds less than it acknowledged, and keys that are there twice, are told too.
+        """
+        with self._changing:
+            return checked(sorted(self._sizes), self._place.counts(), self._check)
 
-    def _asked_leaves(
-        self, tokens: Tensor, vectors: Tensor, asked: list[str], threshold: float
-    ) -> list[TreePrediction]:
-        routes = self.routes
-        near = [dict(routes.near(vector, self.near)) for vector in vectors]
-        embedded = self.backbone.embed_labels(asked, self.settings.templates)
-        # Images with the same leaves are asked about together.
-        groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for image, its in enumerate(near):
-            groups[tuple(its)].append(image)
-        waiting = {
-            leaves: {
-                leaf: self.leaves.ask(leaf, tokens[images], asked, embedded) for leaf in leaves
-            }
-            for leaves, images in groups.items()
-        }
-        found: dict[int, TreePrediction] = {}
-        for leaves, images in groups.items():
-            answers, missing = gathered(waiting[leaves], self.patience)
-            if answers:
-                distances = torch.tensor([[near[i][leaf] for leaf in answers] for i in images])
-                answer = mixed(list(answers.values()), (-distances / NEARNESS).softmax(1))
-            else:
-                answer = original_only(self.backbone, tokens[images], embedded)
-            told = predictions(asked, answer.opinions, answer.alpha, answer.values, threshold)
-            for image, one in zip(images, told, strict=True):
-                found[image] = TreePrediction(**vars(one), leaves=tuple(answers), missing=missing)
-        return [found[image] for image in range(len(tokens))]
+    def _check(self, leaf: int) -> tuple[Report, list[str]]:
+        with self._occupied(leaf):
+            found: tuple[Report, list[str]] = self.leaves.call(leaf, "checked")
+            return found
+
+    @contextmanager
+    def _occupied(self, leaf: int) -> Iterator[None]:
+        """Lessons for this leaf wait, and nobody takes it for stuck; others go on."""
+        done: Future[None] = Future()
+        with self._lock:
+            mine = self._splitting.setdefault(leaf, done) is done  # else they wait already
+        try:
+            yield
+        finally:
+            with self._lock:
+                if mine:
+                    del self._splitting[leaf]
+                self._pending.restart_clocks([leaf])
+            done.set_result(None)
+            with self._lock:
+                if leaf in self._sizes:
+                    self._split_if_full(leaf)
 
     # ------------------------------------------------------------------------------ the rest
 
-    @property
-    def labels(self) -> list[str]:
-        """Every label learned, in order of first appearance."""
-        return list(self._labels)
-
     def stats(self) -> dict[str, LabelStats]:
         """Per label: examples of all leaves, and the means of what they know by their examples."""
-        with self._lock:
-            return pooled([self.leaves.call(leaf, "stats") for leaf in self._sizes])
+        with self._changing:  # so none splits; a leaf that hangs holds up no lesson
+            return pooled([self.leaves.call(leaf, "stats") for leaf in list(self._sizes)])
 
     def __len__(self) -> int:
         """Examples stored."""
-        with self._lock:
-            self.settle()
-            return sum(int(self.leaves.call(leaf, "__len__")) for leaf in self._sizes)
+        self.settle()
+        with self._changing:
+            return sum(int(self.leaves.call(leaf, "__len__")) for leaf in list(self._sizes))
+
+    def check_lesson(self, lesson: Future[Learned]) -> None:
+        """`Unreachable`, if the leaf that a lesson of `submit` is on its way to is stuck."""
+        self._pending.check_lesson(lesson)
 
     def settle(self) -> None:
-        """Wait until all that was submitted is learned."""
-        with self._lock:
-            for queue in self._waiting.values():
-                while queue:
-                    queue.popleft().exception()
+        """Wait until all that was submitted is learned, and every leaf that is full has split.
+
+        `Unreachable` says that a leaf is stuck.
+        """
+        while True:
+            with self._lock:
+                waiting: list[Future[Any]] = [*self._splitting.values(), *self._pending.all()]
+            if not waiting:
+                return
+            for future in waiting:
+                self._pending.wait(future)
 
     def health(self) -> list[Health]:
         """How each leaf is."""
         return self.leaves.health()
 
+    def __repr__(self) -> str:
+        """How large it is."""
+        told = "closed" if self._closed else f"{len(self.routes.leaves())} leaves"
+        name = self.backbone.spec.name
+        return f"<{type(self).__name__} of {name!r} in {self.folder}: {told}>"
+
     def close(self) -> None:
         """Wait for what is on its way, and let go of everything."""
-        self.settle()
-        self.leaves.close()
+        if self._closed:
+            return
+        whole = self._stopped is None
+        try:
+            self.settle()
+        except Unreachable as error:  # it was never acknowledged
+            whole = False
+            warnings.warn(f"Closed with lessons on their way: {error}", StoreWarning, stacklevel=2)
+        self._closed = True
+        self._stopped = StoreError("The tree is closed: open it again.")
+        self._splitter.shutdown()
+        try:
+            if whole:
+                self._counts.save()
+                for leaf in self._sizes:  # every key was claimed: nothing is to be read again
+                    last = self.leaves.call(leaf, "keys_after", NEVER)[1]
+                    self._keys.add(leaf, (), last)
+        finally:
+            if self._copy is not None:
+                self._copy.close()
+            self._keys.close()
+            self.leaves.close()
+            self._place.close()
 
 
 def _meta(backbone: Backbone, settings: Settings) -> dict[str, str]:
     return {"fingerprint": backbone.spec.fingerprint, "settings": settings.to_json()}
-
-
-def _sweep(folder: Path, routes: Routes) -> None:
-    """Remove leaves that the tree does not know: of a split that a crash cut short."""
-    known = {leaf_folder(folder, leaf) for leaf in routes.leaves()}
-    for place in folder.glob("leaf-*"):
-        if place not in known:
-            shutil.rmtree(place, ignore_errors=True)

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from anytimecl.backbone.prior import Prior
 from anytimecl.backbone.spec import Spec
 from anytimecl.blend import blend
+from anytimecl.scale.instances import instances_of
 from anytimecl.scale.routes import Routes, two_means
 from anytimecl.settings import Settings
-from anytimecl.stream import StreamLearner
-from anytimecl.tail import Params, Seen
+from anytimecl.stream import ExampleSource, StreamLearner
+from anytimecl.tail import Params, TailInput
 
 
 class LeafStream(StreamLearner):
@@ -26,7 +29,7 @@ class LeafStream(StreamLearner):
     def inherit(self, parent: LeafStream, members: Sequence[int]) -> None:
         """Take the parent's weights and evidence, and these of its examples as learned.
 
-        What the child recalls is these alone.
+        The child's statistics, and what it keeps of single examples, are of these alone.
         """
         for index in members:
             label = self._label_of[index]
@@ -35,12 +38,21 @@ class LeafStream(StreamLearner):
             self._sampler.add(len(self._at), label)
             self._target[index] = self.rows[label]
         self.learner.restore(parent.learner.state())
-        self._count.fill_(self.learner.optimiser.steps)
+        self.count.fill_(self.learner.optimiser.steps)
         state = parent.estimates.state()
         state["labels"] = {name: state["labels"][name] for name in self.labels}
-        self.estimates = type(parent.estimates).restored(state)
+        self.model.estimates = type(parent.estimates).restored(state)
+        self.model.weights = dict(parent.model.weights)
+        self.model.familiar = parent.model.familiar
         self._learned = Counter({name: self.estimates.of(name).seen for name in self.labels})
-        self._recall(members, self._original_images(members))
+        labels = [self._label_of[index] for index in members]
+        images = self._original_images(members).cpu()
+        self.model.count(range(1, len(members) + 1), labels, images)
+        place = {index: number for number, index in enumerate(parent.members, 1)}
+        numbers = {place[index]: number for number, index in enumerate(members, 1)}
+        self.model.instances.restore(instances_of(parent.model, numbers, self.labels))
+        own = [seen for seen in parent.model.evidence if seen.example in numbers]
+        self.model.evidence.extend(seen._replace(example=numbers[seen.example]) for seen in own)
 
     @property
     def members(self) -> list[int]:
@@ -51,23 +63,28 @@ class LeafStream(StreamLearner):
 class TreeStream:
     """The tree; `routing` [example, dim] are the vectors by which examples find their leaf."""
 
+    leaf_type: type[LeafStream] = LeafStream
+
     def __init__(
         self,
         spec: Spec,
         tail: Params,
         settings: Settings,
-        examples: Tensor | Seen,
+        examples: Tensor | TailInput | ExampleSource,
         labels: Sequence[str],
         vectors: Mapping[str, Tensor],
         routing: Tensor,
         capacity: int | None,
+        prior: Prior | None = None,
     ) -> None:
-        self._made = (spec, tail, settings, examples, labels, vectors)
+        self._made = partial(
+            self.leaf_type, spec, tail, settings, examples, labels, vectors, prior=prior
+        )
         self._settings, self._vectors = settings, vectors
         self._routing = routing.cpu()
         self._capacity = capacity
         self.routes = Routes.single(routing.shape[1])
-        self.leaves: dict[int, LeafStream] = {0: LeafStream(*self._made)}
+        self.leaves: dict[int, LeafStream] = {0: self._made()}
         self._waiting: dict[int, list[int]] = {0: []}
 
     def learn(self, indices: Sequence[int]) -> None:
@@ -95,7 +112,7 @@ class TreeStream:
         self.routes, new = self.routes.split(leaf, halves.centres)
         for part, child in enumerate(new):
             own = [m for m, side in zip(members, halves.side.tolist(), strict=True) if side == part]
-            self.leaves[child] = LeafStream(*self._made)
+            self.leaves[child] = self._made()
             self.leaves[child].inherit(parent, own)
             self._waiting[child] = []
         del self.leaves[leaf], self._waiting[leaf]
@@ -105,7 +122,7 @@ class TreeStream:
 
     @torch.no_grad()
     def answers(
-        self, images: Sequence[tuple[Tensor | Seen, Tensor]], names: Sequence[str], name: str
+        self, images: Sequence[tuple[Tensor | TailInput, Tensor]], names: Sequence[str], name: str
     ) -> Tensor:
         """Blended probabilities [image, label] for batches of (tokens, routing vectors)."""
         embedded = torch.stack([self._vectors[label] for label in names])

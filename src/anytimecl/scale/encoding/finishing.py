@@ -1,0 +1,111 @@
+"""The end of a job: numbers in order, what is there twice left out, and a folder to import."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anytimecl.errors import AnytimeError, StoreError
+from anytimecl.files import replacing
+from anytimecl.memory.exporting import ABOUT, FORMAT, VERSION, pyarrow_parquet, squeezed
+from anytimecl.scale.encoding.blocks import FAILURES
+from anytimecl.scale.encoding.job import DATA, EncodingJob
+
+
+class Summary(NamedTuple):
+    """What became of the images of a job."""
+
+    examples: int
+    repeated: int  # the same image with the same label as one before it
+    failures: list[str]
+
+
+def finish(job: EncodingJob) -> Summary:
+    """Make an export of a job whose blocks are all there; again, it changes nothing."""
+    files = [job.file(place.number) for place in job.places()]
+    lost = [file.name for file in files if not file.exists()]
+    if lost:
+        raise StoreError(
+            f"{len(lost):,} blocks are not in {job.folder} ({lost[0]}, ...): it must be a folder "
+            "that every machine reaches. The same command encodes what is missing."
+        )
+    twice = _repeated(files)
+    shards: dict[str, int] = {}
+    failures: list[str] = []
+    seen: dict[int, str] = {}
+    number = 0
+    for file in files:
+        table = pyarrow_parquet().read_table(file)
+        kept, refused = _renumbered(table, number, twice, seen)
+        told = json.loads(table.schema.metadata[FAILURES]) + refused
+        failures += told
+        number += kept.num_rows
+        if not kept.equals(table):
+            noted = {**table.schema.metadata, FAILURES: json.dumps(told).encode()}
+            with replacing(file) as draft:
+                kept = kept.replace_schema_metadata(noted)
+                pyarrow_parquet().write_table(kept, draft, **squeezed())
+        if kept.num_rows:
+            shards[f"{DATA}/{file.name}"] = kept.num_rows
+    if not number:
+        raise AnytimeError(f"No image of {job.source} could be used: {failures[0]}")
+    _describe(job, number, shards)
+    listed = sum(place.images for place in job.places())
+    return Summary(number, listed - number - len(failures), failures)
+
+
+def _repeated(files: list[Path]) -> NDArray[np.int64]:
+    """Digests of images that occur twice: all digests are in RAM, but no more than these."""
+    pq = pyarrow_parquet()
+    parts = [
+        pq.read_table(file, columns=["content"]).column("content").to_numpy() for file in files
+    ]
+    found, count = np.unique(np.concatenate(parts).astype(np.int64), return_counts=True)
+    return np.asarray(found[count > 1], dtype=np.int64)
+
+
+def _renumbered(
+    table: Any, number: int, twice: NDArray[np.int64], seen: dict[int, str]
+) -> tuple[Any, list[str]]:
+    """The rows whose image was not seen, numbered on from `number`, and what is refused.
+
+    An image has one label, the first that it comes with.
+    """
+    import pyarrow as pa
+
+    contents = table.column("content").to_numpy().astype(np.int64)
+    again = set(np.flatnonzero(np.isin(contents, twice)).tolist())
+    own, refused = [], []
+    for place in range(table.num_rows):
+        if place in again:
+            label, content = table.column("label")[place].as_py(), int(contents[place])
+            if content in seen:
+                if seen[content] != label:
+                    source = table.column("source")[place].as_py()
+                    refused.append(
+                        f"{source}: the same image came as {seen[content]!r} before, and an image "
+                        "has one label: remove one of the two"
+                    )
+                continue
+            seen[content] = label
+        own.append(place)
+    kept = table if len(own) == table.num_rows else table.take(pa.array(own, pa.int64()))
+    ids = pa.array(range(number + 1, number + len(own) + 1), pa.int64())
+    return kept.set_column(0, table.schema.field("id"), ids), refused
+
+
+def _describe(job: EncodingJob, examples: int, shards: dict[str, int]) -> None:
+    about = {
+        "format": FORMAT,
+        "version": VERSION,
+        "meta": dict(job.meta),
+        "last": examples,
+        "events": [],
+        "shards": shards,
+    }
+    with replacing(job.folder / ABOUT) as draft:
+        draft.write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")

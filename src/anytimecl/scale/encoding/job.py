@@ -1,0 +1,173 @@
+"""A folder in which images become records, block by block, whoever is killed on the way.
+
+DIR/job.json                   what is encoded, with which model and settings
+DIR/plan.jsonl                 the blocks, one line each, as the source was listed at first
+DIR/data/block-000000.parquet  the records of a block, whole or not there
+DIR/memory.json                written last: from then on `memory import` reads the folder
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from anytimecl.backbone import Backbone
+from anytimecl.errors import StoreError
+from anytimecl.files import replacing
+from anytimecl.memory.exporting import ABOUT
+from anytimecl.scale.encoding.sources import Reading, Source, open_source
+from anytimecl.settings import Settings
+
+FORMAT, VERSION = "anytimecl encoding", 1
+JOB, PLAN, DATA = "job.json", "plan.jsonl", "data"
+BLOCK = 256  # images that are lost, at most, with the process that encodes them
+
+
+class BlockPlace(NamedTuple):
+    """Where a block stands in the plan."""
+
+    number: int
+    images: int
+    offset: int  # byte of its line
+
+
+@dataclass(frozen=True)
+class EncodingJob:
+    """What is encoded into a folder, and how."""
+
+    folder: Path
+    source: str
+    reading: Reading
+    meta: Mapping[str, str]  # of the memory that it is for: settings, spec, fingerprint
+    block: int = BLOCK
+    limit: int | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """Of the memory that it is for."""
+        return Settings.from_json(self.meta["settings"])
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything is done."""
+        return (self.folder / ABOUT).exists()
+
+    def open_source(self) -> Source:
+        """Where the images are."""
+        return open_source(self.source, self.reading)
+
+    def file(self, number: int) -> Path:
+        """Where the records of a block are, or will be."""
+        return self.folder / DATA / f"block-{number:06d}.parquet"
+
+    def places(self) -> list[BlockPlace]:
+        """Every block of the plan."""
+        found, offset = [], 0
+        with (self.folder / PLAN).open("rb") as file:
+            for number, line in enumerate(file):
+                found.append(BlockPlace(number, int(json.loads(line)[0]), offset))
+                offset += len(line)
+        return found
+
+    def block_at(self, place: BlockPlace) -> Any:
+        """What the source finds the images of a block by."""
+        with (self.folder / PLAN).open("rb") as file:
+            file.seek(place.offset)
+            return json.loads(file.readline())[1]
+
+    def to_json(self) -> dict[str, Any]:
+        """As the folder keeps it."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "source": self.source,
+            "reading": dataclasses.asdict(self.reading),
+            "meta": dict(self.meta),
+            "block": self.block,
+            "limit": self.limit,
+        }
+
+
+def memory_meta(backbone: Backbone, settings: Settings) -> dict[str, str]:
+    """What a memory of this model says of itself."""
+    return {
+        "settings": settings.to_json(),
+        "spec": json.dumps(backbone.spec.to_dict()),
+        "fingerprint": backbone.spec.fingerprint,
+    }
+
+
+def begun(wanted: EncodingJob) -> EncodingJob:
+    """The job of a folder: a new one, or the same one gone on with.
+
+    Raises
+    ------
+    StoreError
+        If the folder holds another job, or something else.
+    """
+    folder = wanted.folder
+    if (folder / JOB).exists():
+        return _agreed(load(folder), wanted)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise StoreError(f"{folder} holds something else: choose a new folder.")
+    (folder / DATA).mkdir(parents=True, exist_ok=True)
+    _write_plan(wanted)
+    with replacing(folder / JOB) as draft:
+        draft.write_text(json.dumps(wanted.to_json(), indent=1), encoding="utf-8")
+    return wanted
+
+
+def load(folder: Path) -> EncodingJob:
+    """The job that a folder was begun with."""
+    try:
+        told = json.loads((folder / JOB).read_text(encoding="utf-8"))
+        if told["format"] != FORMAT or told["version"] != VERSION:
+            raise ValueError(f"{told['format']}, version {told['version']}")
+        reading = told["reading"]
+        classes = None if reading["classes"] is None else tuple(reading["classes"])
+        return EncodingJob(
+            folder,
+            told["source"],
+            Reading(**{**reading, "classes": classes}),
+            told["meta"],
+            told["block"],
+            told["limit"],
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{folder / JOB} is of no encoding that is known here: {error}") from error
+
+
+def _agreed(found: EncodingJob, wanted: EncodingJob) -> EncodingJob:
+    mine, theirs = found.to_json(), wanted.to_json()
+    other = [name for name in mine if mine[name] != theirs[name]]
+    if other:
+        told = ", ".join(f"{name} ({str(mine[name])[:80]})" for name in other)
+        raise StoreError(
+            f"{found.folder} was begun with another {told}. Go on with that, or choose a new "
+            "folder."
+        )
+    return found
+
+
+def _write_plan(job: EncodingJob) -> None:
+    left = job.limit
+    with replacing(job.folder / PLAN) as draft, draft.open("wb") as file:
+        for count, what in _limited(job, left):
+            file.write(json.dumps([count, what]).encode() + b"\n")
+    if not (job.folder / PLAN).stat().st_size:
+        (job.folder / PLAN).unlink()
+        raise StoreError(f"There are no images in {job.source}.")
+
+
+def _limited(job: EncodingJob, left: int | None) -> Iterable[tuple[int, Any]]:
+    """The blocks up to the limit; the last of them may be cut short when it is read."""
+    for count, what in job.open_source().blocks(job.block):
+        if left is not None and left <= 0:
+            return
+        some = count if left is None else min(count, left)
+        yield some, what
+        left = None if left is None else left - some

@@ -1,0 +1,136 @@
+"""Blocks of a job, encoded here, by processes of this machine, or by actors on Ray."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anytimecl.errors import AnytimeError
+from anytimecl.scale.encoding.blocks import BlockEncoder, Done
+from anytimecl.scale.encoding.job import BlockPlace, EncodingJob, load
+from anytimecl.scale.leaf_host import import_ray
+
+AHEAD = 2  # blocks that wait for each process, so that none is idle
+PIECES = 20  # tasks for each actor: Ray Data hands on what is left where others are slow
+
+
+def missing(job: EncodingJob) -> list[BlockPlace]:
+    """The blocks that are not encoded yet."""
+    return [place for place in job.places() if not job.file(place.number).exists()]
+
+
+def here(
+    job: EncodingJob, places: Sequence[BlockPlace], *, device: str = "cpu", batch: int = 1
+) -> Iterator[Done]:
+    """In this process, one after the other."""
+    encoder = BlockEncoder(job, device=device, batch=batch)
+    for place in places:
+        yield encoder(place)
+
+
+def in_processes(
+    job: EncodingJob,
+    places: Sequence[BlockPlace],
+    workers: int,
+    *,
+    device: str = "cpu",
+    batch: int = 1,
+) -> Iterator[Done]:
+    """By processes of this machine, each with a model and one thread of its own."""
+    left = iter(places)
+    told = str(job.folder), device, batch, torch.get_num_threads()
+    with ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), _begin, told, max_tasks_per_child=None
+    ) as pool:
+        running: set[Future[Done]] = set()
+        try:
+            while True:
+                while len(running) < AHEAD * workers and (place := next(left, None)) is not None:
+                    running.add(pool.submit(_encode, place))
+                if not running:
+                    return
+                finished, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    yield future.result()
+        except BrokenProcessPool as error:
+            raise AnytimeError(
+                "A process that encodes has ended, for want of memory perhaps. What is done is "
+                "kept: the same command goes on, with fewer --workers if need be."
+            ) from error
+        finally:
+            for future in running:
+                future.cancel()
+
+
+_encoder: BlockEncoder | None = None
+
+
+def _begin(folder: str, device: str, batch: int, threads: int) -> None:
+    """A process of the pool starts.
+
+    Its trunk has one thread, since the processes share the cores; its tokens are the same with any
+    number. A codec's sums are not: they have as many `threads` as `learn` would have.
+    """
+    global _encoder
+    torch.set_num_threads(1)
+    _encoder = BlockEncoder(load(Path(folder)), device=device, batch=batch)
+    torch.set_num_threads(threads)
+
+
+def _encode(place: BlockPlace) -> Done:
+    assert _encoder is not None
+    return _encoder(place)
+
+
+class RayEncoder:
+    """What runs in an actor of Ray Data."""
+
+    def __init__(self, folder: str, device: str, batch: int, threads: int) -> None:
+        _begin(folder, device, batch, threads)
+
+    def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
+        """Places, as columns, to what became of them, as columns."""
+        places = zip(*(rows[name].tolist() for name in BlockPlace._fields), strict=True)
+        done = [_encode(BlockPlace(*place)) for place in places]
+        return {name: [getattr(one, name) for one in done] for name in Done._fields}
+
+
+def on_ray(
+    job: EncodingJob,
+    places: Sequence[BlockPlace],
+    workers: int,
+    *,
+    address: str | None = None,
+    device: str = "cpu",
+    batch: int = 1,
+    cpus: float = 1.0,
+    gpus: float = 0.0,
+) -> Iterator[Done]:
+    """By actors of Ray Data, each on `cpus` cores and `gpus` GPUs; every node needs the folder."""
+    import_ray()
+    import ray
+    import ray.data
+
+    if not ray.is_initialized():
+        ray.init(address=address, log_to_driver=False)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.execution_options.preserve_order = False
+    pieces = min(len(places), PIECES * workers)
+    rows = ray.data.from_items([place._asdict() for place in places], override_num_blocks=pieces)
+    done = rows.map_batches(
+        RayEncoder,
+        fn_constructor_args=(str(job.folder.resolve()), device, batch, torch.get_num_threads()),
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(size=workers),
+        num_cpus=cpus,
+        num_gpus=gpus,
+    )
+    for row in done.iter_rows():
+        yield Done(**row)

@@ -1,0 +1,87 @@
+"""From images to what a tree needs of them: what encoders do, so that the router need not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import PIL.Image
+import torch
+from numpy.typing import NDArray
+
+from anytimecl.backbone import Backbone
+from anytimecl.backbone import load as load_backbone
+from anytimecl.codec import make_codec
+from anytimecl.errors import StoreError
+from anytimecl.predicting import digest_of
+from anytimecl.scale.leaf import image_vectors
+from anytimecl.settings import Settings
+
+
+class EncodedImage(NamedTuple):
+    """An image as a lesson needs it."""
+
+    record: bytes
+    vector: NDArray[np.float32]  # [dim], by which it finds its leaf
+    content: int | None = None  # digest of its tokens, where they were seen
+
+
+class Looked(NamedTuple):
+    """Images as a question needs them."""
+
+    tokens: NDArray[np.float32]  # [image, token, width]
+    vectors: NDArray[np.float32]  # [image, dim], by which they find their leaves
+
+
+class RecordMaker:
+    """A model's large part, and its codec."""
+
+    def __init__(self, backbone: Backbone, settings: Settings) -> None:
+        self._backbone = backbone
+        self._codec = make_codec(settings.codec, backbone.spec, backbone.tail)
+
+    def encoded(self, images: Sequence[PIL.Image.Image]) -> list[EncodedImage]:
+        """To be learned."""
+        found = []
+        for tokens in self._backbone.encode(images):
+            record = self._codec.encode(tokens)
+            found.append(EncodedImage(record, self._vector(record), digest_of(tokens)))
+        return found
+
+    def located(self, record: bytes) -> EncodedImage:
+        """A record that was made elsewhere; StoreError if it is damaged."""
+        return EncodedImage(record, self._vector(record))
+
+    def looked(self, images: Sequence[PIL.Image.Image]) -> Looked:
+        """To be asked about."""
+        tokens = self._backbone.encode(images)
+        vectors = image_vectors(self._backbone, tokens).cpu()
+        return Looked(tokens.cpu().numpy(), vectors.numpy())
+
+    def _vector(self, record: bytes) -> NDArray[np.float32]:
+        """Of what is stored, as whoever divides a leaf will see it."""
+        tokens = self._codec.decode([record], self._backbone.device)  # refuses what is damaged
+        vector: NDArray[np.float32] = image_vectors(self._backbone, tokens)[0].cpu().numpy()
+        return vector
+
+
+class RecordHost(RecordMaker):
+    """What runs in an encoder's actor."""
+
+    def __init__(self, model: str, fingerprint: str, settings: str, threads: int = 1) -> None:
+        torch.set_num_threads(threads)
+        backbone = load_backbone(model).known_as(fingerprint)
+        if backbone.spec.fingerprint != fingerprint:
+            raise StoreError(f"The tree was made with another model than {model!r} is here.")
+        super().__init__(backbone, Settings.from_json(settings))
+
+    def ready(self) -> bool:
+        """It has its model."""
+        return True
+
+
+def encoders_on(ray: Any, count: int, cpus: float, *args: Any) -> list[Any]:
+    """Actors that Ray starts again wherever there is room."""
+    host = ray.remote(num_cpus=cpus, max_restarts=-1, scheduling_strategy="SPREAD")(RecordHost)
+    return [host.remote(*args) for _ in range(count)]

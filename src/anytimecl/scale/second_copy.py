@@ -1,0 +1,324 @@
+"""A second copy of every lesson, elsewhere: another disk, or a store that fsspec reaches.
+
+Lessons are written here once a leaf has them, before they are acknowledged, as lines of JSON. The
+leaves are the truth; this is what is left when their disk is gone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from anytimecl.closing import Closing
+from anytimecl.errors import StoreError
+from anytimecl.files import replacing, sync
+from anytimecl.scale.leaf import LeafLesson
+
+T = TypeVar("T")
+ABOUT = "copy.json"
+# Version 1 says neither which tree it is of, nor which files a later beginning has replaced.
+VERSION, READABLE = 2, (1, 2)
+SEGMENT_BYTES = 1 << 26  # of a file in a folder
+TOGETHER = 1000  # lessons at most that are written in one go
+
+
+class SecondCopy(Closing):
+    """Where lessons are written a second time.
+
+    In a folder, lessons are appended to a file and synced; in a store, each write is an object of
+    its own. What waits meanwhile is written together. No file is ever written over but to forget:
+    each opening has names of its own.
+
+    It is `whole` if it has had every lesson of this `tree` from the first on; a copy that is not
+    gets them all, and `declare_whole` replaces what was there before. Whether the tree has `noted`
+    this place as its own decides: lessons may have been taught while it had another one.
+
+    >>> import tempfile
+    >>> place = tempfile.mkdtemp()
+    >>> with SecondCopy(place, "a tree", owner=1, meta={"fingerprint": "f"}) as copy:
+    ...     copy.put(LeafLesson(b"record", "cat", key="1")).result()
+    ...     copy.declare_whole()
+    >>> [lesson.label for lesson in lessons_in(place)]
+    ['cat']
+    """
+
+    def __init__(
+        self, address: str, tree: str, owner: int, meta: Mapping[str, str], *, noted: bool = False
+    ) -> None:
+        self.address = address
+        self._place = _place(address)
+        self._tree, self._meta = tree, dict(meta)
+        about = _about(self._place) if self._place.has(ABOUT) else None
+        if about is not None and about.get("tree", tree) != tree:
+            raise StoreError(
+                f"{address} holds the lessons of another tree, which is all that is left of it "
+                "should its disk be lost: choose another place for the second copy."
+            )
+        self.whole = noted and about is not None
+        self._replaced: list[str] = about.get("replaced", []) if about else []
+        if not self.whole:
+            self._replaced = self._place.names()
+        # Names in the order of owners, and never those of another opening: a tree that was brought
+        # back from a backup may number its owners once more.
+        self._opening = f"{owner:08d}-{time.time_ns() // 1000:016d}-{secrets.token_hex(4)}"
+        self._number = 0
+        self._queue: SimpleQueue[tuple[LeafLesson, Future[None]] | None] = SimpleQueue()
+        self._writing = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="anytimecl-copy", daemon=True)
+        self._thread.start()
+
+    def declare_whole(self) -> None:
+        """Every lesson is here; what was here before is not read any more, and nobody deletes it.
+
+        It may be all that is left of what the tree has lost since.
+        """
+        told = {"version": VERSION, "tree": self._tree, "meta": self._meta}
+        self._place.write(ABOUT, json.dumps({**told, "replaced": self._replaced}).encode())
+        self.whole = True
+
+    def put(self, lesson: LeafLesson) -> Future[None]:
+        """The lesson is in the second place when the result is there."""
+        future: Future[None] = Future()
+        self._queue.put((lesson, future))
+        return future
+
+    def forget(self, label: str) -> int:
+        """Remove the lessons of a label, for good; returns how many.
+
+        With those of images that have this label now, and were taught under another one before.
+        """
+        gone = 0
+        with self._writing:
+            self._number += 1  # what comes next is another file
+            names = self._place.names()
+            told = (each for name in names for each in self._read(name) if each)
+            last = {each.content: each.label for each in told}
+            images = {image for image, its in last.items() if its == label and image is not None}
+            for name in names:
+                lines = self._place.read(name).splitlines(keepends=True)
+                kept = [line for line in lines if _stays(line, label, images)]
+                if len(kept) < len(lines):
+                    gone += len(lines) - len(kept)
+                    self._place.write(name, b"".join(kept))
+        return gone
+
+    def _read(self, name: str) -> Iterator[LeafLesson | None]:
+        return map(_lesson, self._place.read(name).splitlines(keepends=True))
+
+    def close(self) -> None:
+        """Write what waits, and end."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while some := self._next():
+            try:
+                with self._writing:
+                    self._write(b"".join(_line(lesson) for lesson, _ in some))
+            except Exception as error:
+                self._number += 1  # what was written of a line must not take the next one along
+                told = (
+                    f"The lesson is not in the second copy ({self.address}): {error}. Send it "
+                    "again under the same key."
+                )
+                for _, future in some:
+                    future.set_exception(StoreError(told))
+            else:
+                for _, future in some:
+                    future.set_result(None)
+
+    def _next(self) -> list[tuple[LeafLesson, Future[None]]]:
+        """What waits; nothing at the end."""
+        some: list[tuple[LeafLesson, Future[None]]] = []
+        while len(some) < TOGETHER and (not some or not self._queue.empty()):
+            item = self._queue.get()
+            if item is None:
+                if some:
+                    self._queue.put(None)  # after these
+                break
+            some.append(item)
+        return some
+
+    def _write(self, lines: bytes) -> None:
+        if self._place.append(self._name(), lines) >= SEGMENT_BYTES:
+            self._number += 1
+
+    def _name(self) -> str:
+        return f"lessons-{self._opening}-{self._number:010d}.jsonl"
+
+
+def meta_of(address: str) -> dict[str, str]:
+    """Of which tree it is a copy: settings, spec and fingerprint."""
+    return dict(_about(_place(address))["meta"])
+
+
+def _about(place: Any) -> dict[str, Any]:
+    try:
+        told: dict[str, Any] = json.loads(place.read(ABOUT))
+        if told["version"] not in READABLE:
+            raise ValueError(f"version {told['version']}")
+        dict(told["meta"])
+        return told
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"There is no copy of a tree's lessons in {place}: {error}.") from error
+
+
+def lessons_in(address: str) -> Iterator[LeafLesson]:
+    """Every lesson of a copy, in order; each has a key, so that it may be taught again."""
+    place = _place(address)
+    replaced = set(_about(place).get("replaced", ()))
+    for name in place.names():
+        if name in replaced:
+            continue
+        for number, line in enumerate(place.read(name).splitlines(keepends=True)):
+            lesson = _lesson(line)
+            if lesson is not None:  # else a line that a crash cut short: it never counted
+                yield lesson if lesson.key else lesson._replace(key=f"{name} {number}")
+
+
+def then(learned: Future[T], put: Callable[[], Future[None]]) -> Future[T]:
+    """What was learned, once it is in the copy too; what is refused never goes there."""
+    made: Future[T] = Future()
+
+    def copied(copy: Future[None]) -> None:
+        error = copy.exception()
+        if error is not None:
+            made.set_exception(error)
+        else:
+            made.set_result(learned.result())
+
+    def done(first: Future[T]) -> None:
+        error = first.exception()
+        if error is not None:
+            made.set_exception(error)
+        else:
+            put().add_done_callback(copied)
+
+    learned.add_done_callback(done)
+    return made
+
+
+# ---------------------------------------------------------------------------------------- lines
+
+
+def _line(lesson: LeafLesson) -> bytes:
+    told = lesson._asdict() | {"record": base64.b64encode(lesson.record).decode()}
+    text = json.dumps(told).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _lesson(line: bytes) -> LeafLesson | None:
+    try:
+        checksum, _, text = line.removesuffix(b"\n").partition(b" ")
+        if not line.endswith(b"\n") or int(checksum, 16) != zlib.crc32(text):
+            return None
+        told = json.loads(text)
+        chosen = told["candidates"]
+        return LeafLesson(
+            base64.b64decode(told["record"]),
+            told["label"],
+            None if chosen is None else tuple(chosen),
+            told["key"],
+            told.get("content"),  # version 1 has none
+        )
+    except (ValueError, KeyError):
+        return None
+
+
+def _stays(line: bytes, label: str, images: set[int]) -> bool:
+    lesson = _lesson(line)
+    return lesson is not None and lesson.label != label and lesson.content not in images
+
+
+# --------------------------------------------------------------------------------------- places
+
+
+class _Folder:
+    """Files on a disk, synced."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be made: {error}.") from error
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def has(self, name: str) -> bool:
+        return (self._path / name).exists()
+
+    def names(self) -> list[str]:
+        return sorted(file.name for file in self._path.glob("lessons-*.jsonl"))
+
+    def read(self, name: str) -> bytes:
+        return (self._path / name).read_bytes()
+
+    def write(self, name: str, content: bytes) -> None:
+        with replacing(self._path / name) as draft:
+            draft.write_bytes(content)
+
+    def append(self, name: str, lines: bytes) -> int:
+        """Returns how large the file is now."""
+        file, new = self._path / name, not (self._path / name).exists()
+        with file.open("ab") as opened:
+            opened.write(lines)
+            opened.flush()
+            os.fsync(opened.fileno())
+            size = opened.tell()
+        if new:
+            sync(self._path)
+        return size
+
+
+class _Objects:
+    """Objects in a store, each written once."""
+
+    def __init__(self, address: str) -> None:
+        import fsspec
+
+        try:
+            self._fs, root = fsspec.core.url_to_fs(address)
+        except (ImportError, ValueError) as error:
+            raise StoreError(f"{address} cannot be reached: {error}") from error
+        self._root, self._address = str(root).rstrip("/"), address
+
+    def __str__(self) -> str:
+        return self._address
+
+    def has(self, name: str) -> bool:
+        return bool(self._fs.exists(f"{self._root}/{name}"))
+
+    def names(self) -> list[str]:
+        self._fs.invalidate_cache()  # or a store lists what it knew before
+        found = self._fs.find(self._root)
+        names = (str(name).rpartition("/")[2] for name in found)
+        return sorted(name for name in names if name.startswith("lessons-"))
+
+    def read(self, name: str) -> bytes:
+        return bytes(self._fs.cat_file(f"{self._root}/{name}"))
+
+    def write(self, name: str, content: bytes) -> None:
+        self._fs.pipe_file(f"{self._root}/{name}", content)
+
+    def append(self, name: str, lines: bytes) -> int:
+        self.write(name, lines)
+        return SEGMENT_BYTES  # an object is never added to
+
+
+def _place(address: str) -> Any:
+    make: Callable[[], Any] = (
+        (lambda: _Objects(address)) if "://" in address else (lambda: _Folder(Path(address)))
+    )
+    return make()

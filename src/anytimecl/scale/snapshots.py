@@ -1,0 +1,166 @@
+"""A whole tree as it is: copied while it learns, brought back, and checked by one call."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from anytimecl.errors import StoreError
+from anytimecl.files import replacing
+from anytimecl.memory import open_memory, verify
+from anytimecl.memory.contract import Progress
+from anytimecl.memory.verification import Report
+from anytimecl.opening import PRIOR
+from anytimecl.scale.leaf import keys_in
+from anytimecl.scale.leaf_host import TAIL
+from anytimecl.scale.leaves import holds_memory, leaf_folder
+from anytimecl.scale.routes import Routes
+from anytimecl.scale.told import FILE as LABELS
+from anytimecl.scale.tree_folder import COPY, FILE, IDENTITY, OWNER, counts_in, write_counts
+from anytimecl.transfer import copy_memory
+
+TIMES = 5  # how often it is begun anew because a leaf has split meanwhile
+OF_ONE = (OWNER, IDENTITY, COPY)  # what is written with the routes and is of one tree alone
+
+
+def snapshot(folder: Path, to: Path) -> int:
+    """Copy the tree in `folder` into the new folder `to`, while others go on teaching it.
+
+    Every leaf is copied as it is at some moment; what is acknowledged before this begins is in the
+    copy. `to` appears all at once, and is a tree like any other. Returns how many leaves it has.
+    Leaves that others teach must be on this machine; `TreeClassifier.snapshot` copies any.
+    """
+    for _ in range(TIMES):
+        routes, told = _routes(folder)
+        with making(to) as part:
+            try:
+                for leaf in routes.leaves():
+                    copy_memory(leaf_folder(folder, leaf), leaf_folder(part, leaf))
+                whole = True
+            except StoreError:
+                if _routes(folder)[0].leaves() == routes.leaves():
+                    raise
+                whole = False
+            if whole and _routes(folder)[0].leaves() == routes.leaves():
+                finish(part, folder, routes, told)
+                return len(routes.leaves())
+    raise StoreError(f"Leaves of {folder} split all the time: try again when there is less to do.")
+
+
+def finish(part: Path, folder: Path, routes: Routes, told: Mapping[str, str]) -> None:
+    """Make a tree of the copies of its leaves; `told` is what is written with its routes."""
+    for name in (LABELS, TAIL, PRIOR):
+        if (folder / name).exists():
+            shutil.copyfile(folder / name, part / name)
+    counts = {}
+    for leaf in routes.leaves():
+        with open_memory(leaf_folder(part, leaf), read_only=True) as store:
+            counts[leaf] = len(store)
+    write_counts(part, counts)
+    # It is a tree of its own, which shall not write where the other one's second copy is.
+    own = {name: value for name, value in told.items() if name not in OF_ONE}
+    routes.save(part / FILE, {**own, OWNER: "0"})
+
+
+def restore(source: Path, to: Path) -> int:
+    """Bring a snapshot back as the new folder `to`; returns how many leaves it has."""
+    return snapshot(source, to)
+
+
+def _routes(folder: Path) -> tuple[Routes, dict[str, str]]:
+    if not (folder / FILE).exists():
+        raise StoreError(f"There is no tree in {folder}.")
+    return Routes.load(folder / FILE)
+
+
+@contextmanager
+def making(to: Path) -> Iterator[Path]:
+    """A draft that becomes the new folder `to` if there are routes in it."""
+    if to.exists() and any(to.iterdir()):
+        raise StoreError(f"{to} is there already: choose a new folder.")
+
+    class Unfinished(Exception):
+        pass
+
+    try:
+        with replacing(to) as draft:
+            draft.mkdir(parents=True)
+            yield draft
+            if not (draft / FILE).exists():
+                raise Unfinished
+    except Unfinished:
+        pass
+
+
+@dataclass(frozen=True)
+class TreeReport:
+    """What `verify_tree` found."""
+
+    leaves: dict[int, Report]
+    problems: tuple[str, ...] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing at all is wrong."""
+        return not self.problems and all(report.ok for report in self.leaves.values())
+
+    def __str__(self) -> str:
+        count = sum(report.examples for report in self.leaves.values())
+        lines = [f"{count:,} examples in {len(self.leaves):,} leaves checked"]
+        lines += [f"leaf {leaf}: {each}" for leaf, each in self.leaves.items() if not each.ok]
+        return "\n".join([*lines, *self.problems])
+
+
+def verify_tree(folder: Path, progress: Progress | None = None) -> TreeReport:
+    """Read every leaf and check it, and that each holds what it did, and no key is there twice.
+
+    Others may go on teaching, on this machine; `TreeClassifier.verify` asks leaves anywhere.
+    """
+    for _ in range(TIMES):
+        routes, counted = _routes(folder)[0], counts_in(folder)
+
+        def look(leaf: int, counted: Mapping[int, int] = counted) -> tuple[Report, list[str]]:
+            place = leaf_folder(folder, leaf)
+            if not holds_memory(place):
+                least = counted.get(leaf)
+                held = "an unknown number of examples" if least is None else f"at least {least:,}"
+                raise StoreError(f"{place} (leaf {leaf}, of {held}) is missing")
+            with open_memory(place, read_only=True) as store:
+                return verify(store), keys_in(store)
+
+        report = checked(routes.leaves(), counted, look, progress)
+        if report.ok or _routes(folder)[0].leaves() == routes.leaves():
+            return report  # else a leaf has split, and its children are to be looked at
+    return report
+
+
+def checked(
+    leaves: Sequence[int],
+    counted: Mapping[int, int],
+    look: Callable[[int], tuple[Report, list[str]]],
+    progress: Progress | None = None,
+) -> TreeReport:
+    """What is found in leaves; `look` gives the report of one, and its keys."""
+    reports: dict[int, Report] = {}
+    problems: list[str] = []
+    keys: Counter[str] = Counter()
+    for done, leaf in enumerate(leaves, 1):
+        try:
+            reports[leaf], own = look(leaf)
+        except (StoreError, ConnectionError) as error:  # which says nothing of the others
+            problems.append(str(error))
+        else:
+            keys.update(own)
+            held = reports[leaf].examples
+            if held < counted.get(leaf, 0):
+                problems.append(f"leaf {leaf} holds {held:,} examples, and held {counted[leaf]:,}")
+        if progress is not None:
+            progress(done, len(leaves))
+    twice = [key for key, count in keys.items() if count > 1]
+    if twice:
+        problems.append(f"{len(twice):,} keys are in more than one leaf, such as {twice[0]!r}")
+    return TreeReport(reports, tuple(problems))

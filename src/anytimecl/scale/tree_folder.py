@@ -1,0 +1,214 @@
+"""A tree's folder: one owner at a time, and no leaf that is created, lost or deleted unnoticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from anytimecl.closing import Closing
+from anytimecl.errors import StoreError
+from anytimecl.files import replacing, sync
+from anytimecl.memory import StoreWarning
+from anytimecl.memory.lock import OwnerLock
+from anytimecl.scale.leaves import holds_memory, leaf_folder
+from anytimecl.scale.routes import Routes, read_meta
+
+FILE = "tree.safetensors"
+LOCK = "tree.lock"
+COUNTS = "counts.json"
+ASIDE = "set-aside"  # folders that the tree does not know; nobody but a person deletes them
+# Written with the routes:
+OWNER = "owner"  # the fencing number
+COPY = "copy"  # where the second copy is
+IDENTITY = "tree"  # whose lessons a second copy holds; it is written there, too
+UNKNOWN = (
+    "the tree does not know it. Most likely it is of a split that was cut short, and the tree has "
+    "all of its examples."
+)
+UNREAD = "it has split, but some of its examples could not be read and are in no other leaf."
+REMAINS = "it is what is left of a leaf that is lost."
+
+
+class TreeFolder(Closing):
+    """Held from construction to `close`.
+
+    The lock keeps a second owner out. Should a lock fail (its file was removed, or the disk's
+    network lost it), the owner number does: each owner writes a higher one with the routes, and
+    whoever finds another number than its own there writes and deletes nothing any more.
+
+    >>> import tempfile
+    >>> place = Path(tempfile.mkdtemp()) / "tree"
+    >>> first = TreeFolder(place)
+    >>> TreeFolder(place)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    anytimecl.errors.StoreError: The tree in ... is in use by process ...
+    >>> first.close()
+    >>> TreeFolder(place).close()
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder
+        self.owner = 0  # until `take_over`
+        try:
+            self._lock = OwnerLock(folder / LOCK)
+        except StoreError as error:
+            holder = (folder / LOCK).read_text("ascii", "replace").strip() or "unknown"
+            raise StoreError(
+                f"The tree in {folder} is in use by process {holder}: close it there first. "
+                "Nothing was changed."
+            ) from error
+
+    def close(self) -> None:
+        """Let the next owner in."""
+        self._lock.close()
+
+    # --------------------------------------------------------------------------------- routes
+
+    def load(self) -> tuple[Routes, dict[str, str]] | None:
+        """The routes and what was written with them; None where there is no tree yet."""
+        if (self.path / FILE).exists():
+            return Routes.load(self.path / FILE)
+        found = [place.name for place in sorted(self.path.glob("leaf-*")) if holds_memory(place)]
+        # A first leaf alone may be of a tree whose making was cut short: it is made before routes.
+        if found and found != [leaf_folder(self.path, 0).name]:
+            raise StoreError(
+                f"{self.path / FILE} is missing, and there are leaves: {', '.join(found)}. Without "
+                "it nobody knows which image belongs to which: restore it from a backup."
+            )
+        return None
+
+    def take_over(self, routes: Routes, meta: Mapping[str, str]) -> None:
+        """Be the owner from now on, for whoever looks into the routes."""
+        self.owner = self._owner_on_disk() + 1
+        self._write(routes, meta)
+
+    def save(self, routes: Routes, meta: Mapping[str, str]) -> None:
+        """Write the routes, unless another owner has taken over."""
+        self.check_owner()
+        self._write(routes, meta)
+
+    def check_owner(self) -> None:
+        """StoreError if another owner has taken over."""
+        found = self._owner_on_disk()
+        if found != self.owner:
+            raise StoreError(
+                f"The tree in {self.path} has another owner (number {found}; this one is number "
+                f"{self.owner}): close it here. What was acknowledged is stored."
+            )
+
+    def noted(self, name: str) -> str | None:
+        """What was written with the routes under a name."""
+        file = self.path / FILE
+        return read_meta(file).get(name) if file.exists() else None
+
+    def _owner_on_disk(self) -> int:
+        if not (self.path / FILE).exists():
+            return 0
+        return int(read_meta(self.path / FILE).get(OWNER, 0))
+
+    def _write(self, routes: Routes, meta: Mapping[str, str]) -> None:
+        routes.save(self.path / FILE, {**meta, OWNER: str(self.owner)})
+
+    # --------------------------------------------------------------------------------- counts
+
+    def counts(self) -> dict[int, int]:
+        """How many examples each leaf held when last counted; it never says more than there are."""
+        return counts_in(self.path)
+
+    def save_counts(self, counts: Mapping[int, int]) -> None:
+        """Write down how many examples each leaf holds."""
+        self.check_owner()
+        write_counts(self.path, counts)
+
+    def missing(self, leaves: Iterable[int]) -> dict[int, str]:
+        """Leaves whose memory is not there, each with what is known of it."""
+        counts = self.counts()
+        return {
+            leaf: f"{leaf_folder(self.path, leaf)} (leaf {leaf}, {_at_least(counts.get(leaf))})"
+            for leaf in leaves
+            if not holds_memory(leaf_folder(self.path, leaf))
+        }
+
+    def fewer(self, sizes: Mapping[int, int]) -> list[str]:
+        """What to say of leaves that hold less than was counted."""
+        return [
+            f"{leaf_folder(self.path, leaf)} (leaf {leaf}) holds {sizes[leaf]:,} examples, and "
+            f"held {count:,}"
+            for leaf, count in sorted(self.counts().items())
+            if sizes.get(leaf, count) < count
+        ]
+
+    # -------------------------------------------------------------------------------- folders
+
+    def draft(self, leaf: int) -> Path:
+        """Where a leaf is made before it has its name: this owner's, so that none meets another."""
+        return self.path / f".split-{self.owner}-{leaf:06d}"
+
+    def make_way(self, leaf: int, why: str = UNKNOWN) -> None:
+        """Put aside what has the name of a leaf that is to be made."""
+        place = leaf_folder(self.path, leaf)
+        if place.exists():
+            self.set_aside(place, why)
+
+    def adopt(self, leaf: int) -> None:
+        """Give a draft the name of its leaf, which nothing has; a rename replaces no leaf."""
+        self.draft(leaf).rename(leaf_folder(self.path, leaf))
+        sync(self.path)
+
+    def drop_drafts(self) -> None:
+        """Remove what splits cut short have left: copies of what a leaf of the routes holds."""
+        for place in self.path.glob(".split-*"):
+            shutil.rmtree(place, ignore_errors=True)
+
+    def tidy(self, routes: Routes) -> None:
+        """Put leaves aside that the routes do not name: of a split, or its end, cut short."""
+        self.drop_drafts()
+        known = {leaf_folder(self.path, leaf) for leaf in routes.leaves()}
+        for place in sorted(set(self.path.glob("leaf-*")) - known):
+            self.set_aside(place)
+
+    def set_aside(self, place: Path, why: str = UNKNOWN) -> None:
+        """Move a folder out of the way, and say why."""
+        (self.path / ASIDE).mkdir(exist_ok=True)
+        number, to = 1, self.path / ASIDE / place.name
+        while to.exists():
+            number += 1
+            to = self.path / ASIDE / f"{place.name}.{number}"
+        os.rename(place, to)
+        warnings.warn(
+            f"{place} was put aside as {to}: {why} `anytimecl memory info` says what is in it; "
+            "delete it when you are sure.",
+            StoreWarning,
+            stacklevel=2,
+        )
+
+    def has_aside(self) -> bool:
+        """Whether anything was put aside, which `forget` does not reach."""
+        return (self.path / ASIDE).is_dir() and any((self.path / ASIDE).iterdir())
+
+
+def write_counts(folder: Path, counts: Mapping[int, int]) -> None:
+    """Write down how many examples each leaf of a tree holds."""
+    leaves = {str(leaf): max(0, counts[leaf]) for leaf in sorted(counts)}
+    with replacing(folder / COUNTS) as draft:
+        draft.write_text(json.dumps({"version": 1, "leaves": leaves}), "utf-8")
+
+
+def counts_in(folder: Path) -> dict[int, int]:
+    """How many examples each leaf of a tree held when last counted."""
+    file = folder / COUNTS
+    try:
+        told = json.loads(file.read_bytes())["leaves"] if file.exists() else {}
+        return {int(leaf): int(count) for leaf, count in told.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        warnings.warn(f"{file} cannot be read ({error}).", StoreWarning, stacklevel=3)
+        return {}
+
+
+def _at_least(count: int | None) -> str:
+    return "of an unknown number of examples" if count is None else f"at least {count:,} examples"

@@ -1,0 +1,161 @@
+"""The part of a tree that answers: which leaves are asked, about which labels."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anytimecl.backbone import Backbone
+from anytimecl.errors import LabelError
+from anytimecl.images import ImageSource, images_given, load_image
+from anytimecl.labels import clean_labels
+from anytimecl.prediction import THRESHOLD, told
+from anytimecl.scale import shortlist as shortlists
+from anytimecl.scale.answers import TreePrediction, gathered, mixed, original_only
+from anytimecl.scale.leaf import image_vectors
+from anytimecl.scale.leaves import Leaves
+from anytimecl.scale.pending import Silence
+from anytimecl.scale.routes import Routes
+from anytimecl.scale.shortlist import ManyLabels
+from anytimecl.settings import Settings
+
+NEARNESS = 0.05  # leaves so much farther away weigh 1/e
+SLOWEST = 5e-5  # seconds that an image and a label may take: ten times what they take
+
+
+class TreePredicting:
+    """Answers of the leaves that are nearest, while others teach them."""
+
+    backbone: Backbone
+    settings: Settings
+    routes: Routes
+    leaves: Leaves
+    near: int
+    patience: float
+    _silence: Silence
+    _labels: dict[str, None]
+    _last_asked: tuple[tuple[str, ...], ManyLabels] | None
+
+    @property
+    def labels(self) -> list[str]:
+        """Every label learned, in order of first appearance."""
+        return list(self._labels)
+
+    def encode(self, images: Sequence[ImageSource]) -> Tensor:
+        """The frozen trunk's tokens [image, token, width]."""
+        return self.backbone.encode([load_image(image) for image in images])
+
+    def predict(
+        self, images: Any, labels: Sequence[str] | None = None, *, threshold: float = THRESHOLD
+    ) -> Any:
+        """A `TreePrediction` for one image, a list of them for a list."""
+        given, many = images_given(images)
+        tokens = self.encode(given)
+        found = self.predict_tokens(tokens, labels, threshold=threshold)
+        return found if many else found[0]
+
+    def predict_tokens(
+        self,
+        tokens: Tensor,
+        labels: Sequence[str] | None = None,
+        *,
+        threshold: float = THRESHOLD,
+        vectors: Tensor | None = None,
+    ) -> list[TreePrediction]:
+        """`predict` for images that `encode` has seen already.
+
+        `vectors` [image, dim] are theirs, if somebody has looked (`image_vectors`). Of more than
+        4,096 labels, an image's prediction has those that a model or an expert names among its
+        best, and no others.
+        """
+        asked = self._asked(labels)
+        vectors = image_vectors(self.backbone, tokens).cpu() if vectors is None else vectors
+        while True:
+            found = self._asked_leaves(tokens, vectors, asked, threshold)
+            there = set(self.routes.leaves())
+            if all(set(one.missing) <= there for one in found):
+                return found  # else a leaf split meanwhile, and its children are asked
+
+    def _asked(self, labels: Iterable[str] | None) -> ManyLabels:
+        """The labels to choose from. A long list is often asked again, so the last one is kept."""
+        if labels is None and not self.labels:
+            raise LabelError("Nothing is learned yet: say which labels to choose from.")
+        given = tuple(self.labels) if labels is None else labels
+        if isinstance(given, list | tuple) and self._last_asked is not None:
+            before, last = self._last_asked
+            if before == tuple(given):
+                return last
+        asked = clean_labels(given)
+        made = ManyLabels.of(asked, self.backbone.embed_labels(asked, self.settings.templates))
+        if isinstance(given, list | tuple):
+            self._last_asked = tuple(given), made
+        return made
+
+    def _asked_leaves(
+        self, tokens: Tensor, vectors: Tensor, asked: ManyLabels, threshold: float
+    ) -> list[TreePrediction]:
+        routes = self.routes
+        near = [dict(routes.near(vector, self.near)) for vector in vectors]
+        # Images with the same leaves are asked about together.
+        groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for image, of_image in enumerate(near):
+            groups[tuple(of_image)].append(image)
+        todo = [(leaves, images, asked) for leaves, images in groups.items()]
+        if len(asked.labels) > shortlists.ABOVE:
+            todo = [
+                (leaves, [image], short)
+                for leaves, images in groups.items()
+                for image, short in self._shortlisted(leaves, images, tokens, vectors, asked)
+            ]
+        waiting = [
+            {
+                leaf: self.leaves.ask(leaf, tokens[images], its.labels, its.vectors)
+                for leaf in leaves
+                if self._silence.may_ask(leaf)
+            }
+            for leaves, images, its in todo
+        ]
+        found: dict[int, TreePrediction] = {}
+        for (leaves, images, its), sent in zip(todo, waiting, strict=True):
+            answers, _ = gathered(sent, self._patience(images, its))
+            missing = tuple(leaf for leaf in leaves if leaf not in answers)
+            self._silence.note(sent, answers)
+            if answers:
+                distances = torch.tensor([[near[i][leaf] for leaf in answers] for i in images])
+                answer = mixed(list(answers.values()), (-distances / NEARNESS).softmax(1))
+            else:
+                answer = original_only(self.backbone, tokens[images], its.vectors)
+            for image, one in zip(
+                images, told(its.labels, *answer, answer[0].seen, threshold), strict=True
+            ):
+                found[image] = TreePrediction(**vars(one), leaves=tuple(answers), missing=missing)
+        return [found[image] for image in range(len(tokens))]
+
+    def _patience(self, images: Sequence[int], labels: ManyLabels) -> float:
+        """Seconds that an answer may take: a long one takes longer."""
+        return self.patience + SLOWEST * len(images) * len(labels.labels)
+
+    def _shortlisted(
+        self,
+        leaves: tuple[int, ...],
+        images: list[int],
+        tokens: Tensor,
+        vectors: Tensor,
+        many: ManyLabels,
+    ) -> Iterator[tuple[int, ManyLabels]]:
+        """For each of the images the labels that a leaf of its, or the original model, names."""
+        sent = {
+            leaf: self.leaves.shortlist(leaf, tokens[images], many)
+            for leaf in leaves
+            if self._silence.may_ask(leaf)
+        }
+        found, _ = gathered(sent, self._patience(images, many))
+        self._silence.note(sent, found)
+        own = shortlists.named_by_original(vectors[images].to(many.vectors), many)
+        for image, parts in zip(images, zip(own, *found.values(), strict=True), strict=True):
+            places = sorted({place for part in parts for place in part})
+            yield image, ManyLabels.of([many.labels[at] for at in places], many.vectors[places])
