@@ -24,12 +24,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from anytimecl.backbone.embedded.text import (
-    NameEncoder,
-    _bert,
-    difference,
-    plain_name,
-)
+from anytimecl.backbone.embedded.text import difference, plain_name
+from recipes.embedded.encoder import NameEncoder
 
 PLAIN = ("imagenet998_TML25", "broden1197_clipdissect")  # sources with plain names, not prompts
 ENSEMBLES = ("cocostuff171_zegclip_multi", "ade150_brsacr", "cocopanoptic133_clipself")
@@ -169,7 +165,7 @@ def relation_loss(given: Tensor, true: Tensor, same: Tensor, sharpness: float = 
 
 def train(inputs: Inputs, reader: Reader, folder: Path, config: Config, device: str) -> NameEncoder:
     torch.manual_seed(config.seed)
-    encoder = NameEncoder(_bert(json.loads((folder / "minilm.json").read_text())))
+    encoder = NameEncoder.untrained(json.loads((folder / "minilm.json").read_text()))
     original = {k: v.float() for k, v in load_file(folder / "minilm.safetensors").items()}
     encoder.load_state_dict(original, strict=False)
     encoder.to(device).train()

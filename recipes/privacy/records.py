@@ -21,7 +21,7 @@ from anytimecl.backbone import Spec, TailSpec
 from anytimecl.backbone.embedded import assemble
 from anytimecl.backbone.preprocess import from_config, pixels
 from anytimecl.codec import Codec, make_codec
-from anytimecl.tail import Seen, Tokens
+from anytimecl.tail import TailInput, Tokens
 
 GRID = 14  # patches along a side; the attacker paints 8 by 8 pixels for each
 SIDE = 8 * GRID
@@ -148,7 +148,7 @@ def view(attack: str, tokens: Tensor, tail: Mapping[str, Tensor], workers: int) 
     for batch in records(attack, tail, tokens, workers):
         sizes += [len(record) for record in batch]
         back = codec.decode(batch, tokens.device)
-        if isinstance(back, Seen):
+        if isinstance(back, TailInput):
             cls.append(back.cls.half())
             patches.append(_multiplied(back.tokens)[:, 1:].half())
         else:

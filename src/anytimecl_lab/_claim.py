@@ -1,0 +1,64 @@
+"""What checks of claims share: names, the two settings, and leads by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean
+
+from anytimecl_lab.few_shot import OURS
+from anytimecl_lab.metrics import Spread, spread
+from anytimecl_lab.results import Results
+from anytimecl_lab.table import shown
+
+Told = Iterator[tuple[str, bool, str]]  # text, whether it holds, evidence
+Check = Callable[[Results], Told]
+
+THEIRS = "AnytimeCL (paper's setting)"
+CEILING = "joint training"
+ORIGINAL = "original model"
+PREDECESSOR = "linear probe (AIM)"
+OFFLINE = ("AnytimeCL offline", "AnytimeCL offline (paper's setting)")
+KIN = (OURS, THEIRS, *OFFLINE, CEILING)  # no baselines: the method itself, and the ceiling
+# How a setting is told of, the method's name in it, and what its ablations' names end with.
+SETTINGS = (
+    ("in the paper's setting", THEIRS, ""),
+    ("in this project's setting", OURS, ", this project's setting"),
+)
+
+
+def run_in(results: Results, recipe: str, first: str = "") -> Iterator[tuple[str, str, str]]:
+    """The settings in which a recipe was run: the method itself, or an ablation's `first` row."""
+    lines = results.of(recipe) if recipe in results.recipes() else []
+    paper = {str(line["name"]): bool(line["options"].get("paper")) for line in lines}
+    for setting, name, suffix in SETTINGS:
+        own = first + suffix if first else name
+        # An older ablation was of this project's setting under the name that is the paper's now.
+        if own in paper and (not first or paper[own] == (name == THEIRS)):
+            yield setting, name, suffix
+
+
+def by_stage(results: Results, recipe: str, ours: str, theirs: str) -> tuple[float, str]:
+    """The smallest lead at any stage both have, and all of them with their spread over seeds."""
+    beside = results.by_stage(recipe, theirs)
+    leads = {
+        stage: _lead(values, beside[stage])
+        for stage, values in results.by_stage(recipe, ours).items()
+        if beside.get(stage) and values
+    }
+    told = ", ".join(
+        f"{stage} {lead.mean:+.2f}" + (f" ± {lead.deviation:.2f}" if lead.count > 1 else "")
+        for stage, lead in leads.items()
+    )
+    return min(lead.mean for lead in leads.values()), told
+
+
+def _lead(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
+    """Seed by seed where both have as many, for they had the same examples in the same order."""
+    if len(ours) == len(theirs):
+        return spread([one - other for one, other in zip(ours, theirs, strict=True)])
+    return spread([fmean(ours) - fmean(theirs)])
+
+
+def everyone(found: Mapping[str, list[float]]) -> str:
+    """Every name with its mean and deviation."""
+    return ", ".join(f"{name} {shown(values)}" for name, values in found.items())

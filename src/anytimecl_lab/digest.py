@@ -1,0 +1,127 @@
+"""A mark of what decides results: the method, the lab and the model, and nothing else.
+
+It is of the code that running a recipe can reach by its imports, as the compiler reads it: neither
+a comment nor a docstring nor a new line ages a line of results, and neither does a change of the
+service, the command line, the report or a document. What a recipe says, and which weights a model
+has, are not in it: lines carry marks of both beside this one.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]  # both packages lie side by side
+START = "anytimecl_lab.run"
+OURS = ("anytimecl", "anytimecl_lab")
+LENGTH = 12
+# What a run tells of itself, and how long it may take: no result follows from these.
+TELLING = {f"anytimecl_lab.{name}" for name in ("_clock", "_progress", "needs", "table")}
+NOT_DATA = {".py", ".pyc", ".typed", ".md"}
+REPORT = {"paper.toml"}  # data that only reports read
+
+
+@cache
+def digest() -> str:
+    """The mark of the present code."""
+    found = hashlib.sha256()
+    for name, file in sorted(deciding().items()):
+        found.update(f"\n{name}\n".encode())
+        found.update(meaning(file.read_text(encoding="utf-8")).encode())
+    for file in data_files():
+        found.update(f"\n{file.name}\n".encode() + file.read_bytes())
+    return found.hexdigest()[:LENGTH]
+
+
+@cache
+def deciding() -> dict[str, Path]:
+    """Module -> file, of all that a run may import of ours."""
+    found: dict[str, Path] = {}
+    todo = [START]
+    while todo:
+        name = todo.pop()
+        file = _file(name) if name not in found else None
+        if file is None or name in TELLING or name in OURS:  # those hold versions and shortcuts
+            continue
+        found[name] = file
+        todo += imports(file.read_text(encoding="utf-8"))
+        todo.append(name.rpartition(".")[0])
+    return found
+
+
+def data_files() -> list[Path]:
+    """What lies beside those modules and is no code: class names, prompts, weights."""
+    folders = {file.parent for file in deciding().values()}
+    return sorted(
+        file
+        for folder in folders
+        for file in folder.iterdir()
+        if file.is_file() and file.suffix not in NOT_DATA and file.name not in REPORT
+    )
+
+
+def imports(source: str) -> Iterator[str]:
+    """Modules of ours that some code imports, anywhere in it but for type checking alone.
+
+    >>> sorted(imports("import os\\ndef f():\\n    from anytimecl.tail import embed"))
+    ['anytimecl.tail', 'anytimecl.tail.embed']
+    """
+    todo: list[ast.AST] = [ast.parse(source)]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            todo += node.orelse
+            continue
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
+        yield from (name for name in names if name.split(".")[0] in OURS)
+        todo += ast.iter_child_nodes(node)
+
+
+def meaning(source: str) -> str:
+    """Code without comments, docstrings and layout, the same on every Python that reads it.
+
+    >>> meaning('x = 1  # one') == meaning('"A number."\\nx   = 1')
+    True
+    >>> meaning("x = 1") == meaning("x = 2")
+    False
+    """
+    return _told(ast.parse(source))
+
+
+def _told(node: Any) -> str:
+    if isinstance(node, list):
+        return "[" + " ".join(map(_told, node)) + "]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    body = getattr(node, "body", None)
+    if isinstance(body, list) and body and _is_text(body[0]):
+        node.body = body[1:]  # type: ignore[attr-defined]
+    # Fields that are empty are left out: newer Pythons add such.
+    fields = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
+    inner = " ".join(f"{name}={_told(value)}" for name, value in sorted(fields))
+    return f"({type(node).__name__} {inner})"
+
+
+def _is_text(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _file(name: str) -> Path | None:
+    """The file of a module; None where the name is of something else."""
+    place = ROOT.joinpath(*name.split("."))
+    for file in (place.with_suffix(".py"), place / "__init__.py"):
+        if file.is_file():
+            return file
+    return None

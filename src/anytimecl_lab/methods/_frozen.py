@@ -1,0 +1,97 @@
+"""Classifiers over the original model's image vectors, which never change."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from anytimecl.tail import TailInput
+from anytimecl_lab.methods._base import Method
+from anytimecl_lab.world import World
+
+
+class Frozen(Method):
+    """Knows images by their unit vectors under the original weights, and by nothing else.
+
+    Labels never seen keep the original model's probability exactly. What it gives to all seen
+    labels together is shared among them by the classifier, so where every candidate was seen the
+    classifier answers alone.
+
+    `zero_shot` are weights for the original model's logits, added to the classifier's: each is
+    a reading of its own, beside the classifier alone.
+    """
+
+    online = True
+
+    def __init__(self, world: World, *, zero_shot: Sequence[float] = ()) -> None:
+        super().__init__(world)
+        self.weights = (0.0, *zero_shot)
+        self.stored: list[int] = []
+        self.rows: dict[str, int] = {}  # label -> row, in order of appearance
+
+    def learn(self, examples: Sequence[int]) -> None:
+        """Fit to all examples so far: the same as adding these to the sums of the others."""
+        labels, device = self.world.labels, self.world.device
+        self.stored += examples
+        for i in examples:
+            self.rows.setdefault(labels[i], len(self.rows))
+        targets = torch.tensor([self.rows[labels[i]] for i in self.stored], device=device)
+        at = torch.tensor(self.stored, device=device)
+        self._fit(self.world.original_vectors[at], targets)
+
+    def predict(self, tokens: Tensor | TailInput, names: Sequence[str]) -> Tensor:
+        """The classifier alone."""
+        return self.readings(tokens, names)[self.default]
+
+    def readings(self, tokens: Tensor | TailInput, names: Sequence[str]) -> dict[str, Tensor]:
+        """Alone, and with each weight of the original model's logits."""
+        return self.read(self.world.image_vectors(self.world.tail, tokens), names)
+
+    @torch.no_grad()
+    def read(self, images: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+        """The same from unit vectors [image, dim]."""
+        world = self.world
+        original = world.spec.logit_scale * images @ world.label_vectors(names).T
+        places = torch.tensor([self.rows.get(name, -1) for name in names], device=world.device)
+        seen = places >= 0
+        if not bool(seen.any()):
+            return {reading(weight): original.softmax(1) for weight in self.weights}
+        own = self._logits(images)[:, places[seen]].to(original)
+        return {
+            reading(weight): share(original.softmax(1), own + weight * original[:, seen], seen)
+            for weight in self.weights
+        }
+
+    @abstractmethod
+    def _fit(self, vectors: Tensor, targets: Tensor) -> None:
+        """Learn from unit vectors [example, dim] and rows of labels [example], in their order."""
+
+    @abstractmethod
+    def _logits(self, images: Tensor) -> Tensor:
+        """[image, seen label] for unit vectors [image, dim]."""
+
+
+def share(original: Tensor, logits: Tensor, seen: Tensor) -> Tensor:
+    """Probabilities [image, label]: what the seen labels have together, shared anew.
+
+    >>> original = torch.tensor([[0.2, 0.5, 0.3]])
+    >>> share(original, torch.tensor([[0.0, 0.0]]), torch.tensor([True, False, True]))
+    tensor([[0.2500, 0.5000, 0.2500]])
+    """
+    told = original.clone()
+    told[:, seen] = original[:, seen].sum(1, keepdim=True) * logits.softmax(1)
+    return told
+
+
+def reading(weight: float) -> str:
+    """What a weight of the original model's logits is called.
+
+    >>> [reading(weight) for weight in (0, 0.3, 1)]
+    ['', '+ 0.3 zero-shot', '+ zero-shot']
+    """
+    if weight == 0:
+        return ""
+    return "+ zero-shot" if weight == 1 else f"+ {weight:g} zero-shot"

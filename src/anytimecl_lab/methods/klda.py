@@ -1,0 +1,39 @@
+"""KLDA (Momeni et al., AAAI 2025): linear discriminants of random Fourier features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from anytimecl_lab.methods._frozen import Frozen
+from anytimecl_lab.methods._random import fourier_features
+from anytimecl_lab.methods.gda import discriminants
+from anytimecl_lab.world import World
+
+
+class Klda(Frozen):
+    """An RBF kernel of this width, by random features, and one covariance for all labels.
+
+    The paper inverts the covariance as it is, from tens of thousands of examples. A label has
+    few here, so the covariance is shrunken as `gda` does it.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        features: int = 4096,
+        width: float = 1.0,
+        zero_shot: Sequence[float] = (),
+    ) -> None:
+        super().__init__(world, zero_shot=zero_shot)
+        dim = len(next(iter(world.vectors.values())))
+        self.features = fourier_features(dim, features, width, world.seed, world.device)
+
+    def _fit(self, vectors: Tensor, targets: Tensor) -> None:
+        scale = self.world.spec.logit_scale
+        self.classify = discriminants(self.features(vectors.double()), targets, scale)
+
+    def _logits(self, images: Tensor) -> Tensor:
+        return self.classify(self.features(images.double()))

@@ -1,0 +1,138 @@
+"""The predecessor's complementary systems: what exemplars say, weighed against CLIP by AIM.
+
+Zhu et al. ("Continual Learning in Open-vocabulary Classification with Complementary Memory
+Systems") keep every example's image embedding, train a classifier on them, and trust it as far
+as the original model believes that the image shows one of its labels. They average either
+probabilities (AIM), as the blend "aim" of this project does, or embeddings (AIM-Emb): that of the
+image and that of the label which the classifier finds likeliest. Both are read from one run.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anytimecl.blend import LabelRecord, Opinions, aim, blend
+from anytimecl.tail import TailInput
+from anytimecl_lab.methods._base import Method
+from anytimecl_lab.world import World
+
+EMBEDDING = "AIM-Emb"
+
+
+class Complementary(Method):
+    """A classifier over the embeddings of all examples, blended with the original model by AIM."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.stored: list[int] = []
+        self.rows: dict[str, int] = {}
+
+    def learn(self, examples: Sequence[int]) -> None:
+        """Store, and fit anew."""
+        self.stored += examples
+        for i in examples:
+            self.rows.setdefault(self.world.labels[i], len(self.rows))
+        at = torch.tensor(self.stored, device=self.world.device)
+        targets = torch.tensor(
+            [self.rows[self.world.labels[i]] for i in self.stored], device=self.world.device
+        )
+        self._fit(self.world.original_vectors[at], targets)
+
+    def predict(self, tokens: Tensor | TailInput, names: Sequence[str]) -> Tensor:
+        """AIM: the classifier speaks for the labels it knows, the original model for all."""
+        return self.readings(tokens, names)[self.default]
+
+    @torch.no_grad()
+    def readings(self, tokens: Tensor | TailInput, names: Sequence[str]) -> dict[str, Tensor]:
+        """By probabilities and by embeddings."""
+        world = self.world
+        images = world.image_vectors(world.tail, tokens)
+        original = (world.spec.logit_scale * images @ world.label_vectors(names).T).softmax(1)
+        places = torch.tensor([self.rows.get(name, -1) for name in names], device=world.device)
+        known = places >= 0
+        told = torch.zeros_like(original)
+        if bool(known.any()):
+            scores = self._scores(images)[:, places[known]]
+            told[:, known] = scores / scores.sum(1, keepdim=True).clamp_min(1e-12)
+        records = [LabelRecord(seen=int(name in self.rows)) for name in names]
+        nobody = original.new_zeros(len(original))
+        opinions = Opinions(told, original, nobody, records)
+        return {
+            self.default: blend("aim", opinions),
+            EMBEDDING: self._by_embedding(images, told, aim(opinions), names),
+        }
+
+    def _by_embedding(
+        self, images: Tensor, told: Tensor, mass: Tensor, names: Sequence[str]
+    ) -> Tensor:
+        """AIM-Emb: the likeliest label's vector and the image's, by the mass [image, 1]."""
+        vectors = self.world.label_vectors(names)
+        mixed = mass * vectors[told.argmax(1)] + (1 - mass) * images
+        return (self.world.spec.logit_scale * F.normalize(mixed, dim=-1) @ vectors.T).softmax(1)
+
+    @abstractmethod
+    def _fit(self, vectors: Tensor, targets: Tensor) -> None:
+        """Learn from unit vectors [example, dim] and rows of labels [example]."""
+
+    @abstractmethod
+    def _scores(self, images: Tensor) -> Tensor:
+        """Probabilities [image, label seen] for unit vectors [image, dim]."""
+
+
+class LinearProbe(Complementary):
+    """Logistic regression over every stored embedding."""
+
+    def __init__(self, world: World, *, strength: float = 1000.0) -> None:
+        super().__init__(world)
+        self.strength = strength
+
+    def _fit(self, vectors: Tensor, targets: Tensor) -> None:
+        self._probe = logistic(vectors, targets, len(self.rows), self.strength)
+
+    def _scores(self, images: Tensor) -> Tensor:
+        return self._probe(images).softmax(1)
+
+
+class Linear:
+    """Logits [image, label] of unit vectors [image, dim]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return images @ self.weight.T + self.bias
+
+
+def logistic(
+    vectors: Tensor, targets: Tensor, labels: int, strength: float, steps: int = 200
+) -> Linear:
+    """Multinomial logistic regression with a square penalty, by L-BFGS on the device.
+
+    `strength` is scikit-learn's C: the sum of losses, plus half the squared weights over C.
+    """
+    weight = vectors.new_zeros(labels, vectors.shape[1]).requires_grad_()
+    bias = vectors.new_zeros(labels).requires_grad_()
+    optimiser = torch.optim.LBFGS(
+        [weight, bias],
+        max_iter=steps,
+        history_size=10,
+        tolerance_grad=1e-6,
+        tolerance_change=1e-9,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = F.cross_entropy(vectors @ weight.T + bias, targets)
+        loss = loss + weight.square().sum() / (2 * strength * len(vectors))
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    with torch.enable_grad():
+        optimiser.step(closure)  # type: ignore[no-untyped-call]
+    return Linear(weight.detach(), bias.detach())

@@ -1,0 +1,128 @@
+"""Fine-tuning the last block stage by stage: the floor, the ceiling, and what baselines share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anytimecl.settings import LearnerConfig
+from anytimecl.tail import Params, TailInput
+from anytimecl_lab.methods._base import Method
+from anytimecl_lab.methods._batches import Schedule, train
+from anytimecl_lab.methods._paper import SCALE
+from anytimecl_lab.world import World
+
+
+class Sequential(Method):
+    """Plain fine-tuning on the examples of each stage alone, nothing kept: the floor.
+
+    Every baseline that fine-tunes does so on the same block as AnytimeCL, with fixed label
+    embeddings, over all labels seen so far, with the same scale in the loss and the same schedule.
+    """
+
+    def __init__(self, world: World, *, epochs: int = 32, batch: int = 256) -> None:
+        super().__init__(world)
+        self.schedule = Schedule(epochs=epochs, batch=batch)
+        self.block = {n: v.clone() for n, v in world.tail.items() if n.startswith("layers.")}
+        self.rows: dict[str, int] = {}  # labels seen, in order
+        self.stages = 0
+        self._soft = LearnerConfig().scale or world.spec.logit_scale
+
+    def learn(self, examples: Sequence[int]) -> None:
+        """Fine-tune on these."""
+        self._meet(examples)
+        self._train(examples)
+
+    def predict(self, tokens: Tensor | TailInput, names: Sequence[str]) -> Tensor:
+        """Probabilities of the tuned block alone."""
+        with torch.no_grad():
+            images = self.world.image_vectors(self._weights(), tokens)
+        return (self.world.spec.logit_scale * images @ self.world.label_vectors(names).T).softmax(1)
+
+    def _weights(self) -> Params:
+        """What predicts."""
+        return self._with(self.block)
+
+    def _with(self, block: Params) -> Params:
+        return {**self.world.tail, **block}
+
+    def _meet(self, examples: Sequence[int]) -> None:
+        for i in examples:
+            self.rows.setdefault(self.world.labels[i], len(self.rows))
+        self.stages += 1
+
+    def _train(self, examples: Sequence[int]) -> None:
+        seed = 1000 * self.world.seed + self.stages
+        train(self.block, self._loss, examples, self.schedule, seed, self._after_step)
+
+    def _after_step(self) -> None:
+        """Nothing; weight ensembles override it."""
+
+    def _loss(self, leaves: Mapping[str, Tensor], chosen: list[int]) -> Tensor:
+        """Cross-entropy over the labels seen."""
+        images = self.world.image_vectors(self._with(leaves), self.world.take(chosen))
+        return self._cross_entropy(images, chosen)
+
+    def _cross_entropy(self, images: Tensor, chosen: list[int]) -> Tensor:
+        rows = [self.rows[self.world.labels[i]] for i in chosen]
+        target = torch.tensor(rows, device=images.device)
+        return F.cross_entropy(self._logits(images, list(self.rows)), target)
+
+    def _logits(self, images: Tensor, names: Sequence[str]) -> Tensor:
+        """At the scale of the loss."""
+        return self._soft * images @ self.world.label_vectors(names).T
+
+
+class Joint(Sequential):
+    """All examples of the run at once, from the start: the ceiling.
+
+    It is no continual learner: the first stage already brings everything.
+    """
+
+    def learn(self, examples: Sequence[int]) -> None:
+        """Everything, once."""
+        if not self.stages:
+            super().learn(self.world.arriving)
+
+
+class FineTune(Sequential):
+    """The protocol of the paper's tables of codecs: ten epochs, batches of 32, at 5e-6 throughout.
+
+    Over all examples that a stage brings, from what the codec kept of them; cosines times 100.
+    """
+
+    def __init__(
+        self, world: World, *, epochs: int = 10, batch: int = 32, lr: float = 5e-6
+    ) -> None:
+        super().__init__(world, epochs=epochs, batch=batch)
+        self.schedule = Schedule(epochs, batch, lr, least=lr, per_example=False)
+        self._soft = SCALE
+
+
+class Distilled(Sequential):
+    """Fine-tuning that another model watches: so much of its word, softened so far."""
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        weight: float = 1.0,
+        temperature: float = 2.0,
+        epochs: int = 32,
+        batch: int = 256,
+    ) -> None:
+        super().__init__(world, epochs=epochs, batch=batch)
+        self.weight, self.temperature = weight, temperature
+
+
+def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Cross-entropy to the teacher's softened probabilities; logits [image, label] of both.
+
+    Times the squared temperature, so that gradients keep their size (Hinton et al., 2015).
+    """
+    soft = (teacher / temperature).softmax(1)
+    told = (student / temperature).log_softmax(1)
+    return -(soft * told).sum(1).mean() * temperature**2

@@ -1,0 +1,210 @@
+"""A recipe: a TOML file that says what is run for one table or figure.
+
+title = "Data-incremental learning"
+shows = "Figure 3 (c)"
+scenario = "data-incremental"
+tasks = "targets"                # a group of groups.toml beside the recipe, or a list of names
+labels = "name"                  # or "code": they are called item 000, item 001; or a list of both
+seeds = [0, 1, 2]
+
+[[methods]]
+name = "AnytimeCL"
+method = "online"
+options = { beta = 0.1 }         # optional, as are codec and components
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from anytimecl.errors import ModelError, PartError
+from anytimecl.registry import Named
+from anytimecl_lab.codecs import CODECS
+from anytimecl_lab.data import Cut
+from anytimecl_lab.methods import METHODS
+from anytimecl_lab.scenarios import SHOTS
+
+SCENARIOS = (
+    "data-incremental",
+    "class-incremental",
+    "few-shot",
+    "task-incremental",
+    "union-data-incremental",
+    "mtil",
+)
+PER_TASK = SCENARIOS[:3]  # a model for each task
+LABELS = ("name", "code")
+GROUPS = "groups.toml"
+# What of a recipe and of a method in it decides no result of that method: names, and other runs.
+BESIDES = {"name", "group", "title", "shows", "methods", "seeds", "counts"}
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A method under the name that tables give it."""
+
+    name: str
+    method: str
+    options: dict[str, Any] = field(default_factory=dict)
+    codec: str | Named | None = None  # what examples are kept as; None: full tokens
+    components: int | None = None  # of a PCA codec; None: its own
+    encoder: str | None = None  # another model's, for methods that have two
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is run."""
+
+    name: str
+    title: str
+    scenario: str
+    tasks: tuple[str, ...]
+    methods: tuple[Contestant, ...]
+    shows: str = ""  # the paper's table or figure
+    novel: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ("name",)  # how labels are called
+    seeds: tuple[int, ...] = (0, 1, 2)
+    per_class: int | None = None  # training examples of each class, at most
+    per_class_test: int | None = None
+    repeats: int = 1  # how often each example arrives, in union data-incremental learning
+    stages: tuple[float, ...] | None = None  # shares of the data after which is asked
+    shots: tuple[int, ...] = SHOTS  # examples of each label, in few-shot learning
+    backbone: str = "embedded"
+    group: str = ""
+    label_vectors: str = ""  # a file in the data folder, in place of the model's text side
+    label_sources: tuple[str, ...] = ()  # of vectors in that file, the best first
+    cuts: dict[str, Cut] = field(default_factory=dict)  # tasks cut from one archive
+    published: bool = False  # sets from a folder, too, have the prompts and names of sets.toml
+    counts: dict[str, int] = field(default_factory=dict)  # training images of each task, exactly
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of one method: what can fail, be resumed, or run beside others."""
+
+    recipe: str
+    group: str
+    subject: str  # the task, or "all" of them
+    contestant: Contestant
+    seed: int
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What the cell is known by in the lines of results."""
+        return (self.recipe, self.group, self.subject, self.contestant.name, str(self.seed))
+
+
+def read_recipe(file: Path, group: str | None = None) -> Recipe:
+    """The recipe in a file, with one of the groups of data sets beside it.
+
+    Unless told, the group that the recipe names; `subsets` where it names none.
+    """
+    try:
+        values: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+        groups = file.with_name(GROUPS)
+        named = tomllib.loads(groups.read_text(encoding="utf-8")) if groups.exists() else {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ModelError(f"The recipe {file} cannot be read: {error}") from error
+    own_group = values.pop("group", "subsets")
+    group = own_group if group is None else group
+    sets = named.get(group, {})
+    for item in ("tasks", "novel"):
+        if isinstance(values.get(item), str):
+            if values[item] not in sets:
+                raise ModelError(
+                    f"{file}: {item} is {values[item]!r}, but {groups} has no such list of data "
+                    f"sets in its group {group!r}. Groups: {', '.join(named) or 'none'}."
+                )
+            values[item] = sets[values[item]]
+    if isinstance(values.get("labels"), str):
+        values["labels"] = [values["labels"]]
+    elif "labels" in values and "label_vectors" in sets:  # codes have no vectors in a file
+        values["labels"] = [way for way in values["labels"] if way != "code"]
+    own = values.pop("backbones", {}).get(group)  # where a recipe has another than its group
+    values.setdefault("backbone", own or sets.get("backbone", "embedded"))
+    values.setdefault("per_class", values.pop("caps", {}).get(group))
+    for each in values.get("methods", ()):
+        if each.get("encoder") == "group":
+            each["encoder"] = sets.get("encoder")
+        if "codec" in each:
+            each["codec"] = _codec(file, each["codec"])
+    for item in ("label_vectors", "label_sources", "published", "counts"):
+        if item in sets:
+            values.setdefault(item, sets[item])
+    try:
+        values["cuts"] = {name: Cut(**cut) for name, cut in sets.get("cuts", {}).items()}
+        methods = tuple(Contestant(**each) for each in values.pop("methods", ()))
+        lists = {key: tuple(each) for key, each in values.items() if isinstance(each, list)}
+        recipe = Recipe(
+            **{"name": file.stem, "group": group, "methods": methods, **values, **lists}
+        )
+    except TypeError as error:
+        raise ModelError(f"{file} is not a recipe: {error}.") from error
+    return _checked(file, recipe)
+
+
+def _codec(file: Path, choice: Any) -> str | Named:
+    try:
+        named = CODECS.named(choice)
+    except PartError as error:
+        raise ModelError(f"{file} cannot be followed: {error}") from error
+    return named if named.options else named.name
+
+
+def _checked(file: Path, recipe: Recipe) -> Recipe:
+    wrong = []
+    if recipe.scenario not in SCENARIOS:
+        wrong.append(f"scenario is {recipe.scenario!r}, not one of {', '.join(SCENARIOS)}")
+    if not recipe.tasks or not recipe.methods or not recipe.seeds:
+        wrong.append("tasks, methods and seeds are lists of at least one")
+    if not recipe.labels or not set(recipe.labels) <= set(LABELS):
+        wrong.append(f"labels is one of {', '.join(LABELS)}, or a list of them")
+    if "code" in recipe.labels and recipe.scenario not in PER_TASK:
+        wrong.append("labels by code tell the labels of one task apart, not those of several")
+    if "code" in recipe.labels and recipe.label_vectors:
+        wrong.append("codes have no vectors in a file: labels is name where label_vectors is given")
+    for each in recipe.methods:
+        if each.method not in METHODS:
+            wrong.append(f"there is no method {each.method!r}, only {', '.join(METHODS)}")
+    names = [each.name for each in recipe.methods]
+    if len(set(names)) < len(names):
+        wrong.append("two methods have the same name")
+    if wrong:
+        raise ModelError(f"{file} cannot be followed: {'; '.join(wrong)}.")
+    return recipe
+
+
+def by_labels(recipe: Recipe) -> list[Recipe]:
+    """A recipe for each way to call the labels, under a name of its own: no table mixes them."""
+    return [
+        replace(recipe, labels=(way,), name=recipe.name + ("" if way == "name" else f"-{way}"))
+        for way in recipe.labels
+    ]
+
+
+def settings_mark(recipe: Recipe, chosen: Contestant) -> str:
+    """A digest of all that a recipe says about the runs of one method."""
+    told = [
+        {item: value for item, value in asdict(each).items() if item not in BESIDES}
+        for each in (recipe, chosen)
+    ]
+    plain = json.dumps(told, sort_keys=True, default=str)
+    return hashlib.sha256(plain.encode()).hexdigest()[:12]
+
+
+def cells(recipe: Recipe, seeds: Sequence[int] | None, only: Sequence[str]) -> list[Cell]:
+    """All runs of a recipe; `only` keeps methods by their name or kind."""
+    subjects = recipe.tasks if recipe.scenario in PER_TASK else ("all",)
+    wanted = [each for each in recipe.methods if not only or {each.name, each.method} & set(only)]
+    return [
+        Cell(recipe.name, recipe.group, subject, contestant, seed)
+        for contestant in wanted
+        for subject in subjects
+        for seed in (recipe.seeds if seeds is None else seeds)
+    ]

@@ -1,0 +1,429 @@
+"""Run a recipe: one JSON line for every run of a method, with all that it was asked.
+
+    python -m anytimecl_lab.run RECIPE... --data DIR --out FILE [--device cuda] [--jobs 8]
+                                  [--seeds 0,1,2] [--only online,original] [--group subsets]
+                                  [--minutes 9] [--device-memory 12]
+
+What the file holds already is not run again; what failed is, and what another version of the
+method, the lab, the model or the recipe has written. With `--minutes` no run begins that would not
+end in time, and what is left is told; the same command goes on. This module and all below it do
+without rich, typer and matplotlib, so that a bare machine can run the suite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+import anytimecl
+from anytimecl.errors import AnytimeError, ModelError, StoreError
+from anytimecl_lab._clock import Clock, OutOfTime
+from anytimecl_lab._progress import tell
+from anytimecl_lab.ask import ask, none_of_these
+from anytimecl_lab.digest import digest
+from anytimecl_lab.examples import default_room
+from anytimecl_lab.methods import METHODS, Method
+from anytimecl_lab.needs import check_counts, counted
+from anytimecl_lab.recipe import Cell, Recipe, by_labels, cells, read_recipe, settings_mark
+from anytimecl_lab.scenarios import Stage
+from anytimecl_lab.studio import Shelf, Studio
+
+Line = dict[str, Any]
+GB = 1e9
+LEFT = 3  # exit status where time was up before the runs were
+
+
+class Ended(NamedTuple):
+    """How many runs failed, and how many there was no time for."""
+
+    failed: int
+    left: int
+
+
+# ----------------------------------------------------------------------------------------- a cell
+
+
+@torch.no_grad()
+def run_cell(studio: Studio, cell: Cell) -> Line:
+    """Learn stage by stage, ask after each, and say how long it took."""
+    began = time.perf_counter()
+    chosen = cell.contestant
+    streams = studio.streams(cell.subject, cell.seed)
+    told: list[Line] = []
+    first = 0
+    for stages in streams:
+        world = studio.world(stages, cell.seed, chosen)
+        method = METHODS[chosen.method](world, **chosen.options)
+        told += _learn(studio, cell, method, stages, first)
+        first += len(stages)
+    line = about(studio, cell) | {"reading": method.default}
+    if chosen.codec is not None:
+        line["bytes"] = studio.records(chosen.codec, chosen.components).bytes
+    return line | {"results": told, "seconds": round(time.perf_counter() - began, 3)}
+
+
+def _learn(
+    studio: Studio, cell: Cell, method: Method, stages: Sequence[Stage], first: int
+) -> Iterator[Line]:
+    """One method through one stream, whose first stage has this number."""
+    waiting: list[int] = []  # examples that the method has not been given yet
+    arrived = 0
+    for number, stage in enumerate(stages, start=first):
+        waiting += stage.examples
+        arrived += len(stage.examples)
+        if not method.online and not stage.whole:
+            continue
+        if waiting:
+            method.learn(waiting)
+        waiting = []
+        few = studio.recipe.scenario == "few-shot"
+        questions = studio.questions(cell.subject)
+        if stage is stages[-1] and not few:
+            questions += studio.final_questions(cell.seed)
+        answers = ask(studio, method, questions, sure=few)
+        if few:
+            answers |= none_of_these(studio, method, cell.subject)
+        yield {"stage": number, "name": stage.name, "examples": arrived, "answers": answers}
+
+
+def about(studio: Studio, cell: Cell) -> Line:
+    """What was run, where, when and with which versions."""
+    recipe = studio.recipe
+    where = torch.cuda.get_device_name() if studio.device.startswith("cuda") else "CPU"
+    return {
+        "recipe": cell.recipe,
+        "group": cell.group,
+        "scenario": recipe.scenario,
+        "shows": recipe.shows,
+        "backbone": recipe.backbone,
+        "fingerprint": studio.backbone.spec.fingerprint,
+        "subject": cell.subject,
+        "tasks": list(recipe.tasks),
+        "novel": list(recipe.novel),
+        "labels": recipe.labels[0],
+        **_vectors_of(studio),
+        "validation": studio.validation,
+        "place": recipe.methods.index(cell.contestant),  # in the tables of the recipe
+        **asdict(cell.contestant),
+        "seed": cell.seed,
+        "digest": digest(),
+        "settings": settings_mark(recipe, cell.contestant),
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": {"device": where, "processor": _processor(), "cores": os.cpu_count()},
+        "versions": {
+            "anytimecl": anytimecl.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+    }
+
+
+def _vectors_of(studio: Studio) -> Line:
+    """Where label vectors are from, if not from the model's text side."""
+    given = studio.label_vectors
+    return {} if given is None else {"label_vectors": f"{given.file.name} {given.mark}"}
+
+
+def _processor() -> str:
+    """As the system calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+# -------------------------------------------------------------------------------------- all cells
+
+
+def run(
+    recipes: Sequence[Recipe],
+    data: Path | None,
+    out: Path,
+    *,
+    device: str = "cpu",
+    seeds: Sequence[int] | None = None,
+    only: Sequence[str] = (),
+    jobs: int = 1,
+    validation: bool = False,
+    dry: bool = False,
+    room: float | None = None,
+    clock: Clock | None = None,
+) -> Ended:
+    """Every cell of these recipes that `out` does not hold, while there is time.
+
+    `room` is for examples on the device, in bytes; they are streamed where they are more. A `dry`
+    run says what the recipes need, and ends there.
+    """
+    clock = clock or Clock()
+    room = default_room(device) if room is None else room
+    studios = studios_of(recipes, data, device, validation=validation, room=room / jobs)
+    _exactly()
+    every = cells_of(studios, seeds, only)
+    for studio in studios.values():
+        if dry or studio.recipe.counts:
+            tell(counted(studio).markdown())
+            check_counts(studio)
+    if dry:
+        return Ended(0, 0)
+    left = undone(studios, every, out)
+    tell(f"{len(left):,} runs to do, {len(every) - len(left):,} done before")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    ready, failed, ended = _prepared(studios, left, clock), 0, 0
+    for line in _lines(studios, ready, jobs, clock, taken(read_lines(out))):
+        with out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        failed += "error" in line
+        ended += 1
+        told = line.get("error") or f"{line['seconds']:.1f} s"
+        name = f"{line['recipe']}: {line['name']}, {line['subject']}, seed {line['seed']}"
+        tell(f"[{ended}/{len(left)}] {name}: {told}")
+    return Ended(failed, len(left) - ended)
+
+
+def studios_of(
+    recipes: Sequence[Recipe],
+    data: Path | None,
+    device: str = "cpu",
+    *,
+    validation: bool = False,
+    room: float = float("inf"),
+) -> dict[str, Studio]:
+    """Recipe -> where it is run; each way to call labels is a recipe of its own."""
+    recipes = [each for recipe in recipes for each in by_labels(recipe)]
+    if validation:  # so that no table ever mixes the two
+        recipes = [replace(recipe, name=f"{recipe.name}-validation") for recipe in recipes]
+    shelf = Shelf()
+    return {each.name: Studio(each, data, device, validation, shelf, room) for each in recipes}
+
+
+def cells_of(
+    studios: dict[str, Studio], seeds: Sequence[int] | None = None, only: Sequence[str] = ()
+) -> list[Cell]:
+    """All runs that are asked for."""
+    every = [cell for each in studios.values() for cell in cells(each.recipe, seeds, only)]
+    if not every:
+        raise ModelError(f"None of these recipes has a method {', '.join(only)}.")
+    return every
+
+
+def undone(studios: dict[str, Studio], every: Sequence[Cell], out: Path) -> list[Cell]:
+    """Those that a file has no line of, by the present code, model and recipe."""
+    held = {key_of(line): line for line in read_lines(out) if line.get("digest") == digest()}
+
+    def is_done(cell: Cell) -> bool:
+        line, studio = held.get(cell.key), studios[cell.recipe]
+        return (
+            line is not None
+            and line.get("settings") == settings_mark(studio.recipe, cell.contestant)
+            and line.get("fingerprint") == studio.backbone.spec.fingerprint
+        )
+
+    return [cell for cell in every if not is_done(cell)]
+
+
+def _prepared(studios: dict[str, Studio], left: Sequence[Cell], clock: Clock) -> list[Cell]:
+    """What can be run now: with everything encoded that it needs."""
+    ready: list[Cell] = []
+    for name in dict.fromkeys(cell.recipe for cell in left):
+        its_own = [cell for cell in left if cell.recipe == name]
+        chosen = [cell.contestant for cell in its_own]
+        try:
+            studios[name].prepare(
+                [each for i, each in enumerate(chosen) if each not in chosen[:i]], clock
+            )
+        except OutOfTime:
+            tell(f"No time was left to encode all that {name} needs; the same command goes on.")
+            break
+        ready += its_own
+    return ready
+
+
+def taken(lines: Sequence[Line]) -> dict[tuple[str, ...], float]:
+    """Recipe, group, method -> the most seconds that a run of it took, by any version."""
+    found: dict[tuple[str, ...], float] = {}
+    for line in lines:
+        if "seconds" in line:
+            key = kind_of(key_of(line))
+            found[key] = max(found.get(key, 0.0), float(line["seconds"]))
+    return found
+
+
+def kind_of(key: tuple[str, ...]) -> tuple[str, ...]:
+    """Recipe, group and method of a run."""
+    recipe, group, _, name, _ = key
+    return recipe, group, name
+
+
+def _in_time(
+    cells: Sequence[Cell], clock: Clock, known: dict[tuple[str, ...], float]
+) -> Iterator[Cell]:
+    """Cells that should end in time, asked of when their turn comes; the first in any case."""
+    for number, cell in enumerate(cells):
+        if number == 0 or clock.left() > known.get(kind_of(cell.key), 0.0):
+            yield cell
+
+
+def _lines(
+    studios: dict[str, Studio],
+    ready: Sequence[Cell],
+    jobs: int,
+    clock: Clock,
+    known: dict[tuple[str, ...], float],
+) -> Iterator[Line]:
+    coming = _in_time(ready, clock, known)
+    if jobs == 1 or not ready:
+        yield from (_safely(studios[cell.recipe], cell) for cell in coming)
+        return
+    plain = [
+        (each.recipe, each.data, each.device, each.validation, each.room)
+        for each in studios.values()
+    ]
+    jobs = min(jobs, len(ready))
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin, (plain,)) as pool:
+        running: dict[Future[Line], Cell] = {}
+        while True:
+            while len(running) < jobs and (cell := next(coming, None)) is not None:
+                try:
+                    running[pool.submit(_in_worker, cell)] = cell
+                except BrokenProcessPool as error:
+                    yield _failed(cell, error)
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                cell = running.pop(future)
+                try:
+                    yield future.result()
+                except BrokenProcessPool as error:  # a process was killed, for memory perhaps
+                    yield _failed(cell, error)
+
+
+def _safely(studio: Studio, cell: Cell) -> Line:
+    """A line in any case: what went wrong in one cell is no reason to end the others."""
+    try:
+        return run_cell(studio, cell)
+    except Exception as error:
+        tell(traceback.format_exc())
+        return _failed(cell, error)
+    finally:
+        gc.collect()  # a method's captured graph holds memory of the device, in cycles
+
+
+def _failed(cell: Cell, error: Exception) -> Line:
+    return {
+        "recipe": cell.recipe,
+        "group": cell.group,
+        "subject": cell.subject,
+        "name": cell.contestant.name,
+        "seed": cell.seed,
+        "error": f"{type(error).__name__}: {error}",
+    }
+
+
+_studios: dict[str, Studio] = {}  # of this process, by recipe
+
+
+def _exactly() -> None:
+    """Single precision means that in convolutions too, as on a CPU."""
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def _begin(plain: Sequence[tuple[Recipe, Path | None, str, bool, float]]) -> None:
+    torch.set_num_threads(1)
+    _exactly()
+    shelf = Shelf()
+    for recipe, data, device, validation, room in plain:
+        _studios[recipe.name] = Studio(recipe, data, device, validation, shelf, room)
+
+
+def _in_worker(cell: Cell) -> Line:
+    return _safely(_studios[cell.recipe], cell)
+
+
+def read_lines(file: Path) -> list[Line]:
+    """The lines of a file of results; none where there is no file."""
+    if not file.exists():
+        return []
+    lines = []
+    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            lines.append(json.loads(text))
+        except ValueError as error:
+            raise StoreError(
+                f"{file}, line {number}, is not a line of results: {error}. Take it out to go on."
+            ) from error
+    return lines
+
+
+def key_of(line: Line) -> tuple[str, ...]:
+    """What a line is known by, as `Cell.key`."""
+    return tuple(str(line[item]) for item in ("recipe", "group", "subject", "name", "seed"))
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The program."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("recipe", type=Path, nargs="+")
+    parser.add_argument("--data", type=Path, help="folder of data sets: NAME.zip or NAME/")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench/results.jsonl"))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--group", help="data sets and model: see groups.toml; else its own")
+    parser.add_argument("--seeds", help="as 0,1,2; unless given: the recipe's")
+    parser.add_argument("--only", default="", help="methods, by name or kind, with commas")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--validation", action="store_true", help="never look at test images")
+    parser.add_argument("--dry-run", action="store_true", help="say what it needs, and end")
+    add_limits(parser)
+    given = parser.parse_args(words)
+    try:
+        ended = run(
+            [read_recipe(file, given.group) for file in given.recipe],
+            given.data,
+            given.out,
+            device=given.device,
+            seeds=[int(seed) for seed in given.seeds.split(",")] if given.seeds else None,
+            only=[name for name in given.only.split(",") if name],
+            jobs=given.jobs,
+            validation=given.validation,
+            dry=given.dry_run,
+            room=None if given.device_memory is None else GB * given.device_memory,
+            clock=Clock(given.minutes),
+        )
+    except AnytimeError as error:
+        tell(str(error))
+        return 2
+    if ended.left:
+        tell(f"{ended.left:,} runs are left; the same command goes on.")
+    return 1 if ended.failed else LEFT if ended.left else 0
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """Of time and memory."""
+    parser.add_argument("--minutes", type=float, help="begin no run that would not end by then")
+    parser.add_argument(
+        "--device-memory",
+        type=float,
+        help="GB for examples on the device, the others are streamed; unless given: half of it",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,346 @@
+"""Where methods work: the data of a recipe, encoded, on one device, ready to be learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anytimecl import backbone as backbones
+from anytimecl.backbone import Backbone
+from anytimecl.errors import ImageError
+from anytimecl.registry import Named
+from anytimecl.scale.encoder import join
+from anytimecl_lab import scenarios
+from anytimecl_lab._clock import Clock
+from anytimecl_lab.data import DataSet, Split, by_code, open_set
+from anytimecl_lab.examples import Examples, bytes_of, resident, streamed, whole_size
+from anytimecl_lab.features import features, original_vectors
+from anytimecl_lab.label_vectors import LabelVectors, known_only, read_vectors
+from anytimecl_lab.methods import METHODS, Frozen
+from anytimecl_lab.recipe import PER_TASK, Contestant, Recipe
+from anytimecl_lab.records import Coded, coded, end_processes
+from anytimecl_lab.scenarios import Question, Stage
+from anytimecl_lab.world import Second, World
+
+CAP_SEED = 0  # which examples a cap keeps, and which are for validation, is the same in every run
+HELD_OUT = 5  # one in so many training examples of each class, for validation
+HELD_OUT_MOST = 15  # of a class: more are slow to ask about, and better learned from
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some images of a split."""
+
+    split: Split
+    chosen: tuple[int, ...]
+
+    @property
+    def labels(self) -> list[str]:
+        """[image]."""
+        return [self.split.labels[i] for i in self.chosen]
+
+
+T = TypeVar("T")
+
+
+class Shelf:
+    """What studios of one process share: loaded once, the latest of each kind kept."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[object, Any]] = {}
+
+    def get(self, kind: str, key: object, make: Callable[[], T]) -> T:
+        """The thing of that kind and key."""
+        if kind not in self._kept or self._kept[kind][0] != key:
+            self._kept.pop(kind, None)  # first, or two would be in memory at once
+            self._kept[kind] = key, make()
+        found: T = self._kept[kind][1]
+        return found
+
+    @property
+    def bytes(self) -> int:
+        """Of examples on the device."""
+        return sum(bytes_of(value) for _, value in self._kept.values())
+
+
+@dataclass(eq=False)
+class Studio:
+    """One recipe's data on one device. Making one is cheap; its properties do the work, once."""
+
+    recipe: Recipe
+    data: Path | None
+    device: str = "cpu"
+    validation: bool = False  # ask about training images that are held out, not about the test
+    shelf: Shelf = field(default_factory=Shelf)
+    room: float = float("inf")  # bytes of examples on the device; more are brought in batches
+
+    @property
+    def backbone(self) -> Backbone:
+        """The model."""
+        name = self.recipe.backbone
+        return self.shelf.get("model", name, lambda: backbones.load(name, device=self.device))
+
+    @cached_property
+    def named(self) -> dict[str, DataSet]:
+        """Targets, then novel tasks, all labels by name."""
+        names = (*self.recipe.tasks, *self.recipe.novel)
+        cuts, given = self.recipe.cuts, self.label_vectors
+        sets = {
+            name: open_set(name, self.data, cuts, published=self.recipe.published)
+            for name in dict.fromkeys(names)
+        }
+        if given is not None:
+            sets = {name: known_only(own, given) for name, own in sets.items()}
+        for task in self.recipe.tasks:
+            if sets[task].train is None:
+                raise ImageError(f"The data set {task!r} has no training images to learn from.")
+        return sets
+
+    @cached_property
+    def label_vectors(self) -> LabelVectors | None:
+        """What stands for the model's text side, if anything does."""
+        recipe = self.recipe
+        if not recipe.label_vectors:
+            return None
+        file = (self.data or Path()) / recipe.label_vectors
+        return read_vectors(file, self.backbone.spec.dim, recipe.label_sources)
+
+    @cached_property
+    def sets(self) -> dict[str, DataSet]:
+        """The same, the labels of targets called as the recipe has it."""
+        coded = self.recipe.tasks if self.recipe.labels == ("code",) else ()
+        return {task: by_code(own) if task in coded else own for task, own in self.named.items()}
+
+    @cached_property
+    def train(self) -> dict[str, Part]:
+        """What each target task brings.
+
+        By name, not in the order of learning: recipes with the same tasks share the examples.
+        """
+        parts = {task: self._parts(task)[0] for task in sorted(self.recipe.tasks)}
+        return {task: part for task, part in parts.items() if part is not None}
+
+    @cached_property
+    def test(self) -> dict[str, Part]:
+        """What is asked about each task."""
+        return {task: self._parts(task)[1] for task in self.sets}
+
+    def _parts(self, task: str) -> tuple[Part | None, Part]:
+        own = self.sets[task]
+        train, test = own.train, own.test
+        if self.validation and train is not None:
+            there = own.kept(train)
+            labels = [train.labels[i] for i in there]
+            parts = scenarios.held_out(labels, HELD_OUT, HELD_OUT_MOST, CAP_SEED)
+            kept, held = (self._part(train, [there[k] for k in part]) for part in parts)
+            return kept, held
+        some = None if train is None else self._part(train, own.kept(train))
+        return some, self._part(test, own.kept(test), self.recipe.per_class_test)
+
+    def _part(self, split: Split, indices: Sequence[int], most: int | None = -1) -> Part:
+        most = self.recipe.per_class if most == -1 else most
+        kept = scenarios.capped([split.labels[i] for i in indices], most, CAP_SEED)
+        return Part(split, tuple(indices[k] for k in kept))
+
+    # ----------------------------------------------------------------------------- on the device
+
+    def prepare(self, contestants: Sequence[Contestant], clock: Clock | None = None) -> None:
+        """Encode whatever is not on disk yet and these will ask for, before processes begin."""
+        every = (*self.train.values(), *self.test.values())
+        for part in every:
+            features(part.split, self.backbone, part.chosen, clock)
+            original_vectors(part.split, self.backbone, part.chosen)
+        for encoder in {each.encoder for each in contestants if each.encoder}:
+            for part in every:
+                features(part.split, self.encoder(encoder), part.chosen, clock)
+        for each in contestants:
+            if each.codec is not None:
+                if clock is not None:
+                    clock.check()
+                self.records(each.codec, each.components)
+        end_processes()
+
+    def encoder(self, name: str) -> Backbone:
+        """Another model's encoder, in the label space of this one."""
+
+        def make() -> Backbone:
+            return join(backbones.load(name, device=self.device), self.backbone)
+
+        return self.shelf.get("encoder", (name, self.recipe.backbone), make)
+
+    def _second(self, name: str) -> Second:
+        model, parts = self.encoder(name), tuple(self.train.values())
+        examples = self._placed("second", (name, self._key(*parts)), parts, model)
+        return Second(name, model.spec, model.tail, examples)
+
+    @property
+    def examples(self) -> Examples:
+        """All training examples, task after task."""
+        parts = tuple(self.train.values())
+        return self._placed("examples", self._key(*parts), parts, self.backbone)
+
+    def _placed(self, kind: str, key: object, parts: Sequence[Part], model: Backbone) -> Examples:
+        """Tokens on the device, or left on disk where they would be too many there."""
+
+        def make() -> Examples:
+            every = [(features(part.split, model, part.chosen), part.chosen) for part in parts]
+            count = sum(len(part.chosen) for part in parts)
+            if self.shelf.bytes + whole_size(count, model.spec) > self.room:
+                return streamed(every, model.spec, self.device)
+            whole = [
+                array if chosen == tuple(range(len(array))) else array[list(chosen)]
+                for array, chosen in every
+            ]
+            return resident(whole, model.spec, self.device)
+
+        return self.shelf.get(kind, key, make)
+
+    def _key(self, *parts: Part) -> object:
+        return self.recipe.backbone, tuple((part.split.key, part.chosen) for part in parts)
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """[example]."""
+        return [label for part in self.train.values() for label in part.labels]
+
+    @cached_property
+    def places(self) -> dict[str, range]:
+        """Where the examples of each task are among all."""
+        found, start = {}, 0
+        for task, part in self.train.items():
+            found[task] = range(start, start + len(part.chosen))
+            start += len(part.chosen)
+        return {task: found[task] for task in self.recipe.tasks}
+
+    def original_vectors(self) -> Tensor:
+        """Unit vectors [example, dim] of all training examples under the original weights."""
+        return self._vectors("vectors", *self.train.values())
+
+    def asked_vectors(self, task: str) -> Tensor:
+        """The same of the test images of a task."""
+        return self._vectors(f"test vectors {task}", self.test[task])
+
+    def _vectors(self, kind: str, *parts: Part) -> Tensor:
+        def make() -> Tensor:
+            found = [
+                original_vectors(part.split, self.backbone, part.chosen)[list(part.chosen)]
+                for part in parts
+            ]
+            return torch.from_numpy(np.concatenate(found)).to(self.device)
+
+        return self.shelf.get(kind, self._key(*parts), make)
+
+    def asked(self, task: str, encoder: str | None = None) -> Examples:
+        """Test images of a task, as the model or another encoder sees them."""
+        part = self.test[task]
+        model = self.backbone if encoder is None else self.encoder(encoder)
+        return self._placed(f"test {task} {encoder or ''}", self._key(part), (part,), model)
+
+    @cached_property
+    def vectors(self) -> dict[str, Tensor]:
+        """Label -> unit vector; a label of several tasks has the prompts of the first."""
+        from anytimecl_lab.methods.zscl import WORDS
+
+        found: dict[str, Tensor] = {}
+        if self.label_vectors is not None:
+            every = dict.fromkeys(name for task in self.sets.values() for name in task.names)
+            every |= dict.fromkeys(word for word in WORDS if word in self.label_vectors)
+            vectors = self.label_vectors.of(list(every)).to(self.device)
+            return dict(zip(every, vectors, strict=True))
+        for task in self.sets.values():
+            new = [name for name in task.names if name not in found]
+            if new:
+                vectors = self.backbone.embed_labels(new, task.templates)
+                found |= dict(zip(new, vectors, strict=True))
+        new = [name for name in WORDS if name not in found]
+        found |= dict(zip(new, self.backbone.embed_labels(new), strict=True))
+        return found
+
+    def world(self, stages: Sequence[Stage], seed: int, chosen: Contestant) -> World:
+        """What a method is given; one that knows vectors alone is given no tokens."""
+        frozen = issubclass(METHODS[chosen.method], Frozen)
+        if chosen.codec is not None:
+            kept = self._decoded(chosen.codec, chosen.components)
+        else:
+            kept = torch.empty(0, device=self.device) if frozen else self.examples
+        return World(
+            spec=self.backbone.spec,
+            tail=self.backbone.tail,
+            examples=kept,
+            labels=self.labels,
+            vectors=self.vectors,
+            seed=seed,
+            arriving=[i for stage in stages for i in stage.examples],
+            prior=self.backbone.prior,
+            second=self._second(chosen.encoder) if chosen.encoder else None,
+            known=self.original_vectors if chosen.codec is None else None,
+        )
+
+    def _decoded(self, codec: str | Named, components: int | None) -> Examples:
+        key = (codec, components, self._key(*self.train.values()))
+        records = self.records(codec, components)
+
+        def make() -> Examples:
+            return records.examples(self.room - self.shelf.bytes)
+
+        return self.shelf.get("examples", key, make)
+
+    def records(self, codec: str | Named, components: int | None) -> Coded:
+        def make() -> Coded:
+            parts = [(part.split.key, part.chosen) for part in self.train.values()]
+            tokens = [features(p.split, self.backbone, p.chosen) for p in self.train.values()]
+            return coded(self.backbone, codec, components, parts, tokens)
+
+        return self.shelf.get("records", (codec, components, self._key(*self.train.values())), make)
+
+    # ----------------------------------------------------------- what arrives, what is asked
+
+    def streams(self, subject: str, seed: int) -> list[list[Stage]]:
+        """The stages of a run; a new model learns each stream."""
+        recipe, places = self.recipe, self.places
+        shares: dict[str, Any] = {} if recipe.stages is None else {"shares": recipe.stages}
+        if recipe.scenario == "task-incremental":
+            return [scenarios.task_incremental(places, seed, **shares)]
+        if recipe.scenario == "mtil":
+            return [scenarios.mtil(places, seed)]
+        every = places[subject] if recipe.scenario in PER_TASK else range(len(self.labels))
+        own = list(every) * recipe.repeats
+        labels = [self.labels[i] for i in own]
+        if recipe.scenario == "few-shot":
+            streams = [[stage] for stage in scenarios.few_shot(labels, seed, recipe.shots)]
+        elif recipe.scenario == "class-incremental":
+            streams = [scenarios.class_incremental(labels, seed)]
+        else:
+            streams = [scenarios.data_incremental(len(own), seed, **shares)]
+        return [
+            [replace(stage, examples=tuple(own[i] for i in stage.examples)) for stage in stages]
+            for stages in streams
+        ]
+
+    def questions(self, subject: str) -> list[Question]:
+        """What is asked after every stage."""
+        tasks = (subject,) if self.recipe.scenario in PER_TASK else self.recipe.tasks
+        if self.recipe.scenario == "union-data-incremental":
+            union = tuple(sorted({y for task in tasks for y in self.sets[task].names}))
+            return [scenarios.whole_task(task, self.test[task].labels, union) for task in tasks]
+        return [
+            scenarios.whole_task(task, self.test[task].labels, self.sets[task].names)
+            for task in tasks
+        ]
+
+    def final_questions(self, seed: int) -> list[Question]:
+        """What else is asked after the last stage: flexible inference, with novel tasks."""
+        if not self.recipe.novel:
+            return []
+        targets: Mapping[str, Sequence[str]] = {
+            task: self.test[task].labels for task in self.recipe.tasks
+        }
+        novel = {task: self.test[task].labels for task in self.recipe.novel}
+        return scenarios.flexible(targets, novel, seed)

@@ -1,0 +1,69 @@
+"""What every method of a run is given: the model, all examples, label vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anytimecl.backbone.prior import Prior
+from anytimecl.backbone.spec import Spec
+from anytimecl.tail import Params, TailInput, embed
+from anytimecl_lab.examples import Examples, chunks, take
+
+
+@dataclass(frozen=True, eq=False)
+class Second:
+    """Another encoder's view of the same examples, in the label space of the model."""
+
+    name: str  # as it is loaded by
+    spec: Spec
+    tail: dict[str, Tensor]
+    examples: Examples
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """A run's examples: half-precision tokens, or what a one-block tail sees of them."""
+
+    spec: Spec
+    tail: dict[str, Tensor]
+    examples: Examples  # all training examples of the run
+    labels: Sequence[str]  # [example]
+    vectors: Mapping[str, Tensor] = field(repr=False)  # label -> unit vector
+    seed: int = 0
+    arriving: Sequence[int] = ()  # every example that the run will bring, in order
+    prior: Prior | None = None  # of the model's image vectors
+    second: Second | None = None
+    known: Callable[[], Tensor] | None = field(default=None, repr=False)  # original vectors
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything is."""
+        return next(iter(self.tail.values())).device
+
+    def label_vectors(self, names: Sequence[str]) -> Tensor:
+        """[label, dim]."""
+        return torch.stack([self.vectors[name] for name in names])
+
+    def take(self, indices: Sequence[int]) -> Tensor | TailInput:
+        """Some training examples, in single precision."""
+        return take(self.examples, indices, self.device)
+
+    def image_vectors(self, params: Params, tokens: Tensor | TailInput) -> Tensor:
+        """Unit vectors [image, dim] of a batch under some weights of the tail."""
+        return F.normalize(embed(params, self.spec.tail, tokens), dim=-1)
+
+    @cached_property
+    def original_vectors(self) -> Tensor:
+        """Unit vectors [example, dim] of every training example under the original weights."""
+        if self.known is not None:  # worked out before, for other worlds of these examples
+            return self.known()
+        with torch.no_grad():
+            return torch.cat(
+                [self.image_vectors(self.tail, part) for part in chunks(self.examples)]
+            )
