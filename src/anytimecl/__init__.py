@@ -9,33 +9,40 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anytimecl.classifier import AnytimeClassifier, LabelStats
-    from anytimecl.client import Client
+    from anytimecl.client import AsyncClient, Client
     from anytimecl.errors import (
         AnytimeError,
         CheckpointError,
         ImageError,
+        KeyUsedError,
         LabelError,
         ModelError,
+        PartError,
         StoreError,
     )
-    from anytimecl.learner import LearnerConfig
-    from anytimecl.prediction import NONE_OF_THESE, Prediction
-    from anytimecl.settings import Settings
-    from anytimecl.student import Learned
+    from anytimecl.labels import NONE_OF_THESE
+    from anytimecl.prediction import Prediction
+    from anytimecl.protocol import Classifier
+    from anytimecl.settings import LearnerConfig, Settings
+    from anytimecl.trainer import Learned
 
 __version__ = "0.1.0"
 __all__ = [
     "NONE_OF_THESE",
     "AnytimeClassifier",
     "AnytimeError",
+    "AsyncClient",
     "CheckpointError",
+    "Classifier",
     "Client",
     "ImageError",
+    "KeyUsedError",
     "LabelError",
     "LabelStats",
     "Learned",
     "LearnerConfig",
     "ModelError",
+    "PartError",
     "Prediction",
     "Settings",
     "StoreError",
@@ -44,17 +51,20 @@ __all__ = [
 
 _HOME = {
     "classifier": ("AnytimeClassifier", "LabelStats"),
-    "client": ("Client",),
-    "settings": ("Settings",),
-    "student": ("Learned",),
-    "learner": ("LearnerConfig",),
-    "prediction": ("NONE_OF_THESE", "Prediction"),
+    "client": ("AsyncClient", "Client"),
+    "settings": ("LearnerConfig", "Settings"),
+    "trainer": ("Learned",),
+    "protocol": ("Classifier",),
+    "labels": ("NONE_OF_THESE",),
+    "prediction": ("Prediction",),
     "errors": (
         "AnytimeError",
         "CheckpointError",
         "ImageError",
+        "KeyUsedError",
         "LabelError",
         "ModelError",
+        "PartError",
         "StoreError",
     ),
 }

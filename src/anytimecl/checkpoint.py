@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 import zlib
@@ -17,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from anytimecl.errors import CheckpointError
+from anytimecl.files import sync
 
 VERSION = 3
 MANIFEST, WEIGHTS = "manifest.json", "learner.safetensors"
@@ -54,7 +54,7 @@ def save(checkpoint: Checkpoint, folder: Path) -> None:
         manifest["crc32"] = _checksum(draft / WEIGHTS, manifest)
         (draft / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
         for path in (draft / WEIGHTS, draft / MANIFEST, draft):
-            _sync(path)
+            sync(path)
         _swap(draft, folder)
     except (OSError, SafetensorError) as error:  # the second is what a full disk gives
         raise CheckpointError(
@@ -127,7 +127,7 @@ def _swap(draft: Path, folder: Path) -> None:
     if folder.exists():
         folder.rename(old)
     draft.rename(folder)
-    _sync(folder.parent)
+    sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -142,17 +142,6 @@ def _draft(folder: Path) -> Path:
 
 def _old(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}-old")
-
-
-def _sync(path: Path) -> None:
-    folder = path.is_dir()
-    if folder and os.name == "nt":
-        return  # Windows syncs files alone
-    handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _checksum(path: Path, manifest: Mapping[str, Any]) -> int:

@@ -5,6 +5,7 @@ Heavy imports wait inside the commands, so that `anytimecl --help` answers at on
 
 from __future__ import annotations
 
+import os
 import warnings
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -15,7 +16,9 @@ from typer.core import TyperGroup
 
 from anytimecl.commands import (
     bench,
+    curate,
     demo,
+    encode,
     export,
     learn,
     memory,
@@ -23,12 +26,30 @@ from anytimecl.commands import (
     predict,
     scale,
     serve,
+    service,
     stats,
     watch,
 )
+from anytimecl.commands._words import in_options
 from anytimecl.errors import AnytimeError
+from anytimecl.registry import IMPORT
 
-COMMANDS = (predict, learn, watch, serve, stats, memory, model, export, bench, scale, demo)
+COMMANDS = (
+    predict,
+    learn,
+    curate,
+    encode,
+    watch,
+    serve,
+    service,
+    stats,
+    memory,
+    model,
+    export,
+    bench,
+    scale,
+    demo,
+)
 
 
 class _Group(TyperGroup):
@@ -42,7 +63,7 @@ class _Group(TyperGroup):
             try:
                 return super().invoke(ctx)
             except AnytimeError as error:
-                typer.secho(str(error), fg="red", err=True)
+                typer.secho(in_options(str(error)), fg="red", err=True)
                 raise typer.Exit(2) from error
 
 
@@ -69,8 +90,20 @@ app = typer.Typer(
 @app.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    outside: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="A module or file of your own that registers codecs, samplers, experts, blends, "
+            "backbones or stores.",
+        ),
+    ] = None,
 ) -> None:
     """Image classification that learns from every single correction, and never forgets."""
+    if outside:
+        before = filter(None, [os.environ.get(IMPORT)])
+        os.environ[IMPORT] = os.pathsep.join([*before, *outside])  # its processes have it, too
 
 
 @app.command()

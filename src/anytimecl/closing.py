@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 
 class Closing:
-    """`with` for whatever has a `close`."""
+    """`with` for whatever has a `close`; it can be neither copied nor pickled."""
 
     def close(self) -> None:
         """Let go of everything."""
         raise NotImplementedError
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"A {type(self).__name__} holds what is open in this process: it can be neither copied "
+            "nor pickled. Open it again where it is needed."
+        )
 
     def __enter__(self) -> Self:
         return self

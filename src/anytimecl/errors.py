@@ -4,24 +4,103 @@ from __future__ import annotations
 
 
 class AnytimeError(Exception):
-    """Base of every error that the library raises on purpose; its text is meant to be shown."""
+    """Base of every error that the library raises on purpose; its text is meant to be shown.
+
+    Examples
+    --------
+    >>> try:
+    ...     raise LabelError("A label needs a letter or a digit.")
+    ... except AnytimeError as error:
+    ...     print(error)
+    A label needs a letter or a digit.
+    """
 
 
 class ImageError(AnytimeError, ValueError):
-    """An image could not be read, or is not one that can be trusted."""
+    """An image could not be read, or is not one that can be trusted.
+
+    Examples
+    --------
+    >>> issubclass(ImageError, ValueError)
+    True
+    """
 
 
 class LabelError(AnytimeError, ValueError):
-    """A label, or a set of labels, cannot be used."""
+    """A label, or a set of labels, cannot be used.
+
+    Examples
+    --------
+    >>> issubclass(LabelError, ValueError)
+    True
+    """
+
+
+class UnknownLabelError(LabelError):
+    """There is no example of a label.
+
+    Examples
+    --------
+    >>> issubclass(UnknownLabelError, LabelError)
+    True
+    """
+
+
+class LabelTakenError(LabelError):
+    """A label stands for other examples already: labels are merged, not renamed into each other.
+
+    Examples
+    --------
+    >>> issubclass(LabelTakenError, LabelError)
+    True
+    """
 
 
 class ModelError(AnytimeError, RuntimeError):
-    """A model is missing, broken, foreign, or asked for something it cannot do."""
+    """A model is missing, broken, foreign, or asked for something it cannot do.
+
+    Examples
+    --------
+    >>> issubclass(ModelError, RuntimeError)
+    True
+    """
 
 
 class StoreError(AnytimeError, RuntimeError):
-    """The memory on disk is locked, damaged, full, or belongs to another model."""
+    """The memory on disk is locked, damaged, full, or belongs to another model.
+
+    Examples
+    --------
+    >>> issubclass(StoreError, RuntimeError)
+    True
+    """
 
 
 class CheckpointError(AnytimeError, RuntimeError):
-    """A checkpoint is missing, damaged, foreign, or of another version."""
+    """A checkpoint is missing, damaged, foreign, or of another version.
+
+    Examples
+    --------
+    >>> issubclass(CheckpointError, RuntimeError)
+    True
+    """
+
+
+class PartError(ModelError, ValueError):
+    """There is no codec, sampler, expert, blend, backbone or store like that.
+
+    Examples
+    --------
+    >>> issubclass(PartError, ModelError)
+    True
+    """
+
+
+class KeyUsedError(AnytimeError, ValueError):
+    """A key that has taught comes again with another image or label.
+
+    Examples
+    --------
+    >>> issubclass(KeyUsedError, ValueError)
+    True
+    """

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 from anytimecl.errors import LabelError
 
+NONE_OF_THESE = "none of these"
+
 LONGEST = 200  # characters; text encoders read 64 or 77 tokens, so more would be cut in silence
 _SHOWN = 60  # characters of an offender that an error repeats
 
@@ -76,3 +78,14 @@ def _show(value: object) -> str:
         value = value[: _SHOWN + 1]  # a repr of a gigabyte is a gigabyte
     text = repr(value)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+def teachable(label: str) -> str:
+    """The label, if it can be taught."""
+    cleaned = clean_label(label)
+    if cleaned.casefold() == NONE_OF_THESE:
+        raise LabelError(
+            f"{cleaned!r} is what an image of no known label is answered with, and cannot be "
+            "taught: give what the image shows a name of its own."
+        )
+    return cleaned

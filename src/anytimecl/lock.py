@@ -29,6 +29,7 @@ class TurnLock:
         self._owed = 0  # readers let in by the last writer who have not entered yet
         self._waiting = 0  # readers who wait for the current writer
         self._turn = 0  # writers that have finished
+        self.torn = False  # whether a change was interrupted halfway; who mends it says so
 
     @property
     def turn(self) -> int:
@@ -73,6 +74,9 @@ class TurnLock:
             self._writing = True
         try:
             yield
+        except BaseException:
+            self.torn = True
+            raise
         finally:
             with self._changed:
                 self._writing = False

@@ -6,21 +6,26 @@ examples are stored. Randomness comes from the caller, so that a step can be rep
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
 from itertools import accumulate
 from random import Random
 from typing import Any, Protocol
+
+from anytimecl.registry import Registry
 
 
 class Sampler(Protocol):
     """Draws ids of stored examples."""
 
     def add(self, example: int, label: str) -> None:
-        """An example was stored; its id is higher than all before."""
+        """An example was stored, or has this label now."""
 
     def remove(self, example: int, label: str) -> None:
         """An example was forgotten."""
+
+    def rename(self, label: str, to: str) -> None:
+        """A label is called otherwise, and its examples with it."""
 
     def draw(self, count: int, random: Random) -> list[int]:
         """At most `count` ids."""
@@ -62,13 +67,17 @@ class ClassBalanced:
         if label not in self._examples:
             self._labels.append(label)
             self._examples[label] = []
-        self._examples[label].append(example)
+        insort(self._examples[label], example)
 
     def remove(self, example: int, label: str) -> None:
         _drop(self._examples[label], example)
         if not self._examples[label]:
             del self._examples[label]
             self._labels.remove(label)
+
+    def rename(self, label: str, to: str) -> None:
+        self._labels[self._labels.index(label)] = to
+        self._examples[to] = self._examples.pop(label)
 
     def draw(self, count: int, random: Random) -> list[int]:
         classes = random.sample(self._labels, min(count, len(self._labels)))
@@ -97,10 +106,13 @@ class Uniform:
         self._examples: list[int] = []
 
     def add(self, example: int, label: str) -> None:
-        self._examples.append(example)
+        insort(self._examples, example)
 
     def remove(self, example: int, label: str) -> None:
         _drop(self._examples, example)
+
+    def rename(self, label: str, to: str) -> None:
+        pass
 
     def draw(self, count: int, random: Random) -> list[int]:
         return random.sample(self._examples, min(count, len(self._examples)))
@@ -120,13 +132,18 @@ class Fifo:
         self._next = 0
 
     def add(self, example: int, label: str) -> None:
-        self._examples.append(example)
+        insort(self._examples, example)
+        if example < self._examples[-1] and bisect_left(self._examples, example) < self._next:
+            self._next += 1  # one that got another label comes back to its place
 
     def remove(self, example: int, label: str) -> None:
         if _drop(self._examples, example) < self._next:
             self._next -= 1
         if self._next == len(self._examples):
             self._next = 0
+
+    def rename(self, label: str, to: str) -> None:
+        pass
 
     def draw(self, count: int, random: Random) -> list[int]:
         size = len(self._examples)
@@ -145,8 +162,9 @@ class Fifo:
 class FrequencyWeighted:
     """Examples seldom drawn are likelier: the weight is `max(xi ** times_drawn, least)`.
 
-    Weights take few values, so examples live in one bucket per value: a draw picks a bucket by
-    its total weight, then anyone in it.
+    The batch that it came in counts: a newcomer's weight is `xi`. Weights take few values, so
+    examples live in one bucket per value: a draw picks a bucket by its total weight, then anyone
+    in it.
     """
 
     def __init__(self, xi: float = 0.99, least: float = 0.01) -> None:
@@ -157,34 +175,45 @@ class FrequencyWeighted:
         self._place: dict[int, tuple[int, int]] = {}  # example -> bucket, position
 
     def add(self, example: int, label: str) -> None:
-        self._put(example, 0)
+        self._put(example, min(1, len(self._buckets) - 1))  # a newcomer was in its own batch
 
     def remove(self, example: int, label: str) -> None:
         self._take(example)
 
+    def rename(self, label: str, to: str) -> None:
+        pass
+
     def draw(self, count: int, random: Random) -> list[int]:
-        drawn: list[tuple[int, int]] = []  # example, the bucket it came from
-        for _ in range(min(count, len(self._place))):
+        if count >= len(self._place):
+            drawn = list(self._place)
+        else:
             sizes = zip(self._weights, self._buckets, strict=True)
             totals = list(accumulate(weight * len(bucket) for weight, bucket in sizes))
-            chosen = bisect_right(totals, random.random() * totals[-1])
-            example = random.choice(self._buckets[chosen])
-            drawn.append((example, chosen))
-            self._take(example)  # an example joins a batch once
-        for example, bucket in drawn:
-            self._put(example, min(bucket + 1, len(self._buckets) - 1))
-        return [example for example, _ in drawn]
+            chosen: dict[int, None] = {}  # an example joins a batch once: repeats are drawn anew
+            while len(chosen) < count:
+                bucket = bisect_right(totals, random.random() * totals[-1])
+                chosen[random.choice(self._buckets[bucket])] = None
+            drawn = list(chosen)
+        for example in drawn:
+            self._used(example)
+        return drawn
+
+    def _used(self, example: int) -> None:
+        """It was in a batch: its weight sinks by a step."""
+        bucket = self._take(example)
+        self._put(example, min(bucket + 1, len(self._buckets) - 1))
 
     def _put(self, example: int, bucket: int) -> None:
         self._place[example] = (bucket, len(self._buckets[bucket]))
         self._buckets[bucket].append(example)
 
-    def _take(self, example: int) -> None:
+    def _take(self, example: int) -> int:
         bucket, position = self._place.pop(example)
         last = self._buckets[bucket].pop()
         if last != example:  # the last one fills the gap
             self._buckets[bucket][position] = last
             self._place[last] = (bucket, position)
+        return bucket
 
     def state(self) -> dict[str, Any]:
         return {"buckets": self._buckets}
@@ -198,9 +227,90 @@ class FrequencyWeighted:
                     self._put(example, bucket)
 
 
-SAMPLERS: dict[str, Callable[[], Sampler]] = {
-    "class_balanced": ClassBalanced,
-    "uniform": Uniform,
-    "fifo": Fifo,
-    "frequency_weighted": FrequencyWeighted,
-}
+SAMPLERS: Registry[Sampler] = Registry(
+    "sampler",
+    {
+        "class_balanced": ClassBalanced,
+        "uniform": Uniform,
+        "fifo": Fifo,
+        "frequency_weighted": FrequencyWeighted,
+    },
+    copies=True,
+)
+
+
+class Examples:
+    """The label of every example, and a sampler that is kept in step with it.
+
+    >>> examples = Examples(Uniform())
+    >>> examples.add(1, "cat")
+    >>> examples.add(2, "dog")
+    >>> examples.remove(1), examples.label_of(1), examples.ids()  # nothing is called cat any more
+    (True, '', [2])
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+        self._of: list[int] = []  # by example, a place in `_texts`: ids are dense enough for that
+        self._texts: list[str] = [""]  # so that another name for a label is one for its examples
+        self._place: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+
+    def label_of(self, example: int) -> str:
+        """The label of an example, "" if there is none."""
+        return self._texts[self._of[example]] if 0 <= example < len(self._of) else ""
+
+    def known(self, examples: Iterable[int]) -> list[int]:
+        """Those of them that were learned."""
+        return [example for example in examples if self.label_of(example)]
+
+    def ids(self, before: int | None = None) -> list[int]:
+        """All of them, or those of the numbers below one."""
+        return [i for i, place in enumerate(self._of[:before]) if place]
+
+    def count(self, label: str) -> int:
+        """How many are called so."""
+        return self._counts.get(label, 0)
+
+    def draw(self, count: int, random: Random) -> list[tuple[int, str]]:
+        """At most `count` examples, and what each is called."""
+        return [(each, self.label_of(each)) for each in self.sampler.draw(count, random)]
+
+    def add(self, example: int, label: str) -> None:
+        """An example was learned, and may be drawn."""
+        self.sampler.add(example, label)
+        if label not in self._place:
+            self._place[label] = len(self._texts)
+            self._texts.append(label)
+        self._of.extend([0] * (example + 1 - len(self._of)))
+        self._of[example] = self._place[label]
+        self._counts[label] = self.count(label) + 1
+
+    def remove(self, example: int) -> bool:
+        """An example is gone; whether it was the last of its label."""
+        label = self.label_of(example)
+        self._of[example] = 0
+        self.sampler.remove(example, label)
+        return self._one_less(label)
+
+    def move(self, example: int, label: str) -> bool:
+        """An example is called otherwise; whether it was the last of the label that it had."""
+        before = self.label_of(example)
+        self.sampler.remove(example, before)
+        self.add(example, label)
+        return self._one_less(before)
+
+    def rename(self, label: str, to: str) -> None:
+        """All examples of a label are called otherwise."""
+        self.sampler.rename(label, to)
+        self._counts[to] = self._counts.pop(label)
+        place = self._place.pop(label)
+        self._texts[place], self._place[to] = to, place
+
+    def _one_less(self, label: str) -> bool:
+        self._counts[label] -= 1
+        if self._counts[label]:
+            return False
+        del self._counts[label]
+        self._texts[self._place.pop(label)] = ""
+        return True

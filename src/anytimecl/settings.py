@@ -4,65 +4,249 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
-from anytimecl.blend import BLENDS, ETA
-from anytimecl.codec import CODECS
+from anytimecl.backbone.prior import Prior
+from anytimecl.blend import BLENDS, ETA, POOL, Blend
+from anytimecl.codec import CODECS, Codec
 from anytimecl.codec import DEFAULT as DEFAULT_CODEC
-from anytimecl.errors import StoreError
-from anytimecl.learner import LearnerConfig
-from anytimecl.sampling import SAMPLERS
+from anytimecl.errors import PartError, StoreError
+from anytimecl.experts import EXPERTS, Expert
+from anytimecl.experts.others import refuse_names
+from anytimecl.registry import Choice, Named, Registry
+from anytimecl.sampling import SAMPLERS, Sampler
+
+Precision = Literal["auto", "float32", "bfloat16"]
+PARTS: dict[str, Registry[Any]] = {"codec": CODECS, "sampler": SAMPLERS, "blend": BLENDS}
+OWN_EXPERTS = ("tuned", "original", "gaussian", "instance")
+RETIRED = ("recalled", "gated", "paired")  # blends whose memories go on with the pool
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """The paper's settings for learning online, and offline from the whole memory.
+
+    Parameters
+    ----------
+    batch
+        Examples a step: the new one, and those from memory.
+    lr
+        Learning rate of AdamW online.
+    eager
+        A surprise of a new label is learned at up to (1 + eager) * lr; 0 in the paper.
+    weight_decay
+        Of AdamW.
+    beta
+        Weight of the second term of the loss, in which "other" is right.
+    scale
+        Of the cosines in the loss; None: the model's own, as in the paper.
+    offline_batch
+        Examples a step of `consolidate`.
+    offline_lr
+        At that batch; a smaller one takes proportionally less.
+    offline_least_lr
+        Where the cosine ends.
+    tune
+        The last blocks, a classifier on top of the label texts, or both.
+    precision
+        Of a step's products; "auto": bfloat16 where that is faster.
+
+    Examples
+    --------
+    >>> LearnerConfig(batch=16).batch
+    16
+    """
+
+    batch: int = 32
+    lr: float = 9.375e-6  # 6e-4 * 32 / 2048
+    eager: float = 3.0
+    weight_decay: float = 0.05
+    beta: float = 0.1
+    scale: float | None = 35.0
+    offline_batch: int = 2048
+    offline_lr: float = 6e-4
+    offline_least_lr: float = 1e-6
+    tune: Literal["block", "classifier", "both"] = "block"
+    precision: Precision = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be learned with."""
+        if self.tune not in ("block", "classifier", "both"):
+            raise ValueError(f'tune is "block", "classifier" or "both", not {self.tune!r}.')
+        if self.precision not in get_args(Precision):
+            known = ", ".join(f'"{name}"' for name in get_args(Precision))
+            raise ValueError(f"precision is one of {known}, not {self.precision!r}.")
+        if self.batch < 1 or self.offline_batch < 1:
+            raise ValueError("A batch holds at least one example.")
+        if not 0 <= self.eager < math.inf:
+            raise ValueError(f"eager is 0 or more, not {self.eager!r}.")
 
 
 @dataclass(frozen=True)
 class Settings:
     """Fixed when a memory is created, except for the blend and the learner's precision.
 
+    Codec, sampler, blend and each expert are a name, {"name": ..., "options": {...}}, or an object.
+
+    Parameters
+    ----------
+    codec
+        How tokens are stored.
+    sampler
+        Which stored examples join a new one in its batch.
+    blend
+        How one answer is made of the experts; "pool", or the paper's "ocw".
+    eta
+        Memory of the estimated accuracies: about 1 / (1 - eta) examples of a label.
+    seed
+        Of everything that is drawn.
+    templates
+        Prompts for labels; None: the model's own.
+    learner
+        How the tuned model learns.
+    experts
+        In the pool beside the library's own.
+
+    Examples
+    --------
     >>> Settings.from_json(Settings(seed=3).to_json()).seed
     3
+    >>> Settings(sampler={"name": "frequency_weighted", "options": {"xi": 0.9}}).sampler
+    Named(name='frequency_weighted', options={'xi': 0.9})
     """
 
-    codec: str = DEFAULT_CODEC
-    sampler: str = "class_balanced"
-    blend: str = "recalled"
+    codec: Choice[Codec] = DEFAULT_CODEC
+    sampler: Choice[Sampler] = "class_balanced"
+    blend: Choice[Blend] = POOL
     eta: float = ETA
     seed: int = 0
-    templates: tuple[str, ...] | None = None  # prompts for labels; None: the model's own
+    templates: tuple[str, ...] | None = None
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    experts: tuple[Choice[Expert], ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse, before a memory is made with it, what cannot be learned with."""
-        for item, there in (("codec", CODECS), ("sampler", SAMPLERS), ("blend", BLENDS)):
-            if getattr(self, item) not in there:
-                raise ValueError(
-                    f"There is no {item} {getattr(self, item)!r}. There are: {', '.join(there)}."
-                )
+        for item, known in PARTS.items():
+            object.__setattr__(self, item, _one_form(known, getattr(self, item)))
+        experts = self.experts if isinstance(self.experts, list | tuple) else (self.experts,)
+        object.__setattr__(self, "experts", tuple(_one_form(EXPERTS, each) for each in experts))
+        refuse_names([EXPERTS.named(each).name for each in self.experts], OWN_EXPERTS)
         if not 0 < self.eta < 1:
             raise ValueError(f"eta lies between 0 and 1, and is not {self.eta!r}.")
         if self.templates is not None:
             object.__setattr__(self, "templates", tuple(self.templates))
 
     def to_json(self) -> str:
-        """As text, the same for equal settings."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+        """As text, the same for equal settings.
+
+        Returns
+        -------
+        str
+            JSON.
+        """
+        plain = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        plain["learner"] = dataclasses.asdict(self.learner)
+        for item, known in PARTS.items():
+            plain[item] = known.named(plain[item]).plain()
+        plain["experts"] = [EXPERTS.named(each).plain() for each in self.experts]
+        if not self.experts:
+            del plain["experts"]  # as before there were others
+        return json.dumps(plain, sort_keys=True)
+
+    def other_experts(self, dim: int, prior: Prior | None) -> dict[str, Expert]:
+        """New ones, by name, for image vectors of that width.
+
+        Parameters
+        ----------
+        dim
+            Of image vectors.
+        prior
+            What is known of the model's image vectors beforehand.
+
+        Returns
+        -------
+        dict of str to Expert
+            Those that stand in the pool beside the library's own.
+        """
+        return {EXPERTS.named(each).name: EXPERTS.make(each, dim, prior) for each in self.experts}
+
+    def name_of(self, item: str) -> str:
+        """The name of a part, whatever its options.
+
+        Parameters
+        ----------
+        item
+            "codec", "sampler" or "blend".
+
+        Returns
+        -------
+        str
+            As it is registered.
+        """
+        return PARTS[item].named(getattr(self, item)).name
 
     @classmethod
-    def from_json(cls, text: str) -> Settings:
-        """Back from `to_json`."""
+    def from_json(cls, text: str, asked: Settings | None = None) -> Settings:
+        """Back from `to_json`.
+
+        Parameters
+        ----------
+        text
+            From `to_json`.
+        asked
+            Settings that may hold the very objects that the text names.
+
+        Returns
+        -------
+        Settings
+            As they were.
+
+        Raises
+        ------
+        StoreError
+            The text is of another version, or names something that nobody has registered.
+        """
         try:
             values = json.loads(text)
+            if asked is not None:
+                _take_objects(values, asked)
             # A memory that was made before surprises were learned eagerly goes on as it began.
             values["learner"] = LearnerConfig(**{"eager": 0.0} | values["learner"])
+            if values["blend"] in RETIRED:
+                values["blend"] = POOL
             if values["templates"] is not None:
                 values["templates"] = tuple(values["templates"])
             return cls(**values)
+        except PartError as error:
+            raise StoreError(
+                "This memory needs code that is not here, yours or that of another version. "
+                f"{error} Or open it with settings that hold the object."
+            ) from error
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(
                 f"This memory was made by another version of anytimecl: {error}."
             ) from error
 
     def agreed(self, asked: Settings | None) -> Settings:
-        """These settings, with the blend and the precision asked for; all else is fixed."""
+        """These settings, with the blend and the precision asked for; all else is fixed.
+
+        Parameters
+        ----------
+        asked
+            What a memory is opened with; None for nothing in particular.
+
+        Returns
+        -------
+        Settings
+            To open it with.
+
+        Raises
+        ------
+        StoreError
+            Something else than the blend and the precision differs.
+        """
         if asked is None:
             return self
         learner = dataclasses.replace(self.learner, precision=asked.learner.precision)
@@ -75,3 +259,20 @@ class Settings:
                     "settings, or start another memory."
                 )
         return asked
+
+
+def _one_form(known: Registry[Any], choice: Choice[Any]) -> str | Named:
+    """A name where that says all, so that equal choices are equal."""
+    named = known.named(choice)
+    return named if named.options or named.given is not None else named.name
+
+
+def _take_objects(values: dict[str, Any], asked: Settings) -> None:
+    """Where the same is asked for, take what was given for it: it may be known by nobody else."""
+    values["blend"] = asked.blend  # any may be asked for
+    for item in ("codec", "sampler"):
+        given = getattr(asked, item)
+        if PARTS[item].named(given).plain() == values[item]:
+            values[item] = given
+    if [EXPERTS.named(each).plain() for each in asked.experts] == values.get("experts", []):
+        values["experts"] = asked.experts

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anytimecl.backbone.spec import TailSpec
-from anytimecl.backbone.trunk import activate, block
+from anytimecl.backbone.trunk import activate, block, turned
 
 Params = Mapping[str, Tensor]
 CENTRES = 2  # compressed: the class token, and what the patches have in common
@@ -66,54 +66,81 @@ class Tokens(NamedTuple):
         return type(self)(change(self.parts), None if shares is None else change(shares))
 
 
-class Seen(NamedTuple):
+class TailInput(NamedTuple):
     """All that a one-block tail sees of a batch of images."""
 
-    cls: Tensor  # [batch, width], raw: it also feeds the residual
+    cls: Tensor  # [batch, width], raw: it also feeds the residual; of a pooling head [batch, 0]
     tokens: Tokens  # the block meets them only through its first norm
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Seen:
+    def map(self, change: Callable[[Tensor], Tensor]) -> TailInput:
         """Every tensor, changed."""
-        return Seen(change(self.cls), self.tokens.map(change))
+        return TailInput(change(self.cls), self.tokens.map(change))
 
-    def pick(self, rows: slice) -> Seen:
+    def pick(self, rows: slice) -> TailInput:
         """Some of the images."""
         return self.map(lambda tensor: tensor[rows])
 
-    def even(self, least: int = 0) -> Seen:
+    def even(self, least: int = 0) -> TailInput:
         """In compressed form, with as many parts as tensor cores like to multiply."""
         if self.tokens.coefficients is None:
             return self
         count = max(least, self.tokens.parts.shape[1])
-        return Seen(self.cls, self.tokens.filled(count + -count % 8))
+        return TailInput(self.cls, self.tokens.filled(count + -count % 8))
 
 
-def pick(examples: Tensor | Seen, chosen: Tensor) -> Tensor | Seen:
+def pick(examples: Tensor | TailInput, chosen: Tensor) -> Tensor | TailInput:
     """Some examples, in single precision."""
     if isinstance(examples, Tensor):
         return examples.index_select(0, chosen).float()
     return examples.map(lambda tensor: tensor.index_select(0, chosen).float())
 
 
-def embed(params: Params, spec: TailSpec, tokens: Tensor | Seen) -> Tensor:
+def first(examples: Tensor | TailInput) -> Tensor | TailInput:
+    """The first of a batch, as a batch."""
+    return examples[:1] if isinstance(examples, Tensor) else examples.pick(slice(1))
+
+
+def embed(params: Params, spec: TailSpec, tokens: Tensor | TailInput) -> Tensor:
     """Image features [batch, dim], not yet of unit length, from the tokens entering the tail."""
     for index in range(spec.first, spec.last + (spec.pool == "map")):
         assert isinstance(tokens, Tensor), "only the last block can read compressed tokens"
         tokens = block(params, spec, index, tokens)
     if spec.pool == "map":
-        assert isinstance(tokens, Tensor)
-        return attention_pool(params, spec, _norm(params, "post_layernorm", tokens, spec.norm_eps))
-    seen = tokens if isinstance(tokens, Seen) else look(tokens, spec.norm_eps)
-    features = _norm(
-        params, "post_layernorm", single_query_block(params, spec, seen), spec.norm_eps
-    )
+        return attention_pool(params, spec, tail_input(params, spec, tokens).tokens)
+    if spec.pool == "cls-rotary":
+        assert isinstance(tokens, Tensor), "compressed tokens have no order"
+        own = placed_query_block(params, spec, tokens)
+    else:
+        own = single_query_block(params, spec, tail_input(params, spec, tokens))
+    features = _norm(params, "post_layernorm", own, spec.norm_eps)
     projection = params.get("visual_projection.weight")
     return features if projection is None else features @ projection.T
 
 
-def look(tokens: Tensor, eps: float) -> Seen:
+def images_of(params: Params, spec: TailSpec, tokens: Tensor | TailInput) -> Tensor:
+    """Unit vectors [batch, dim]."""
+    return F.normalize(embed(params, spec, tokens), dim=-1)
+
+
+def look(tokens: Tensor, eps: float) -> TailInput:
     """Tokens [batch, token, width] as the last block sees them."""
-    return Seen(tokens[:, 0], Tokens(normalise(tokens, eps)))
+    return TailInput(tokens[:, 0], Tokens(normalise(tokens, eps)))
+
+
+def tail_input(params: Params, spec: TailSpec, tokens: Tensor | TailInput) -> TailInput:
+    """As the last block, or the pooling head, sees what enters it."""
+    if isinstance(tokens, TailInput):
+        return tokens
+    return look_pooled(params, spec, tokens) if spec.pool == "map" else look(tokens, spec.norm_eps)
+
+
+def look_pooled(params: Params, spec: TailSpec, tokens: Tensor) -> TailInput:
+    """Tokens [batch, token, width] as a pooling head sees them: there is no class token.
+
+    The norm before it never changes, so all of it belongs to the image.
+    """
+    normed = _norm(params, "post_layernorm", tokens, spec.norm_eps)
+    return TailInput(normed[:, 0, :0], Tokens(normed))
 
 
 def normalise(x: Tensor, eps: float) -> Tensor:
@@ -126,22 +153,48 @@ def normalise(x: Tensor, eps: float) -> Tensor:
     return F.group_norm(x.reshape(-1, x.shape[-1], 1), 1, eps=eps).view(x.shape)
 
 
-def single_query_block(params: Params, spec: TailSpec, seen: Seen) -> Tensor:
+def single_query_block(params: Params, spec: TailSpec, seen: TailInput) -> Tensor:
     """The last block for the class token alone: [batch, width]."""
     at = f"layers.{spec.last}."
     gain, shift = params[at + "layer_norm1.weight"], params[at + "layer_norm1.bias"]
     own = seen.tokens.parts[:, 0]
     query = _linear(params, at + "self_attn.q_proj", own * gain + shift)
     attended = _attend(params, at + "self_attn.", spec.heads, query, seen.tokens, (gain, shift))
-    x = seen.cls + _layer_scale(params, at + "layer_scale1", attended)
+    return _residual(params, spec, at, seen.cls, attended)
+
+
+def placed_query_block(params: Params, spec: TailSpec, tokens: Tensor) -> Tensor:
+    """The last block for the class token alone, whose keys are turned by their place.
+
+    The class token has no place, so its query stays as it is, and values fold as ever. Keys do
+    not: each is turned otherwise, so they are made for every token [batch, token, width].
+    """
+    assert spec.rotary is not None
+    at = f"layers.{spec.last}."
+    normed = _norm(params, at + "layer_norm1", tokens, spec.norm_eps)
+    query = _linear(params, at + "self_attn.q_proj", normed[:, 0])
+    weight, bias = (params.get(f"{at}self_attn.k_proj.{part}") for part in ("weight", "bias"))
+    assert weight is not None
+    batch, count, width = normed.shape
+    keys = F.linear(normed, weight, bias).view(batch, count, spec.heads, -1).transpose(1, 2)
+    query = query.view(batch, spec.heads, 1, -1) * (width // spec.heads) ** -0.5
+    scores = query @ turned(keys, spec.rotary).mT  # [batch, head, 1, token]
+    mixed = scores.squeeze(2).softmax(-1) @ normed  # [batch, head, width]
+    attended = _values(params, at + "self_attn.", spec.heads, mixed)
+    return _residual(params, spec, at, tokens[:, 0], attended)
+
+
+def _residual(params: Params, spec: TailSpec, at: str, own: Tensor, attended: Tensor) -> Tensor:
+    """The rest of a block for the class token [batch, width], after its attention."""
+    x = own + _layer_scale(params, at + "layer_scale1", attended)
     return x + _layer_scale(params, at + "layer_scale2", _mlp(params, spec, at, x))
 
 
-def attention_pool(params: Params, spec: TailSpec, tokens: Tensor) -> Tensor:
-    """SigLIP's head: a learned probe attends to every token [batch, token, width]."""
+def attention_pool(params: Params, spec: TailSpec, tokens: Tokens) -> Tensor:
+    """SigLIP's head: a learned probe attends to every token."""
     query = _linear(params, "head.attention.q_proj", params["head.probe"])
-    query = query.expand(len(tokens), -1)
-    x = _attend(params, "head.attention.", spec.heads, query, Tokens(tokens))
+    query = query.expand(len(tokens.parts), -1)
+    x = _attend(params, "head.attention.", spec.heads, query, tokens)
     return x + _mlp_of(params, spec, "head.mlp.", _norm(params, "head.layernorm", x, spec.norm_eps))
 
 
@@ -157,7 +210,7 @@ def _attend(
 
     The key bias and the shift add the same to every score of a head, so softmax drops them.
     """
-    w_k, w_v = params[at + "k_proj.weight"], params[at + "v_proj.weight"]
+    w_k = params[at + "k_proj.weight"]
     batch, width = query.shape
     depth = width // heads
     q = query.view(batch, heads, depth) * depth**-0.5
@@ -168,7 +221,14 @@ def _attend(
     mixed = tokens.to_parts(weights) @ tokens.parts  # [batch, head, width]
     if affine is not None:
         mixed = mixed * affine[0] + affine[1]
-    values = torch.einsum("bhw,hdw->bhd", mixed, w_v.view(heads, depth, width))
+    return _values(params, at, heads, mixed)
+
+
+def _values(params: Params, at: str, heads: int, mixed: Tensor) -> Tensor:
+    """What attention gives for the tokens that each head mixed, [batch, head, width]."""
+    batch, _, width = mixed.shape
+    weight = params[at + "v_proj.weight"].view(heads, -1, width)
+    values = torch.einsum("bhw,hdw->bhd", mixed, weight)
     values = values.reshape(batch, width) + params[at + "v_proj.bias"]
     return _linear(params, at + "out_proj", values)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,20 +15,25 @@ from torch import Tensor
 
 from anytimecl import checkpoint as checkpoints
 from anytimecl.backbone import Backbone, Spec
-from anytimecl.classifier import AnytimeClassifier, way_out
+from anytimecl.checkpointer import CHECKPOINT
+from anytimecl.classifier import AnytimeClassifier
 from anytimecl.codec import Codec, ImageBytes, make_codec
 from anytimecl.errors import ImageError, ModelError, StoreError
+from anytimecl.files import move_into_place
 from anytimecl.images import load_image
-from anytimecl.keeper import CHECKPOINT
-from anytimecl.memory import Row, Store, open_memory
+from anytimecl.memory import Row, Store, backup, open_memory
 from anytimecl.memory.contract import Progress
 from anytimecl.memory.exporting import Features, export_memory
 from anytimecl.memory.importing import Export, Imported, import_into, import_new
+from anytimecl.opening import PRIOR, way_out
+from anytimecl.recording import Record
+from anytimecl.registry import Choice
 from anytimecl.settings import Settings
-from anytimecl.tail import Seen, embed
+from anytimecl.tail import TailInput, embed
 
 AT_ONCE = 32  # records decoded together
 LEFT_OUT = "left out"  # the event of an example that could not be read
+COPY = "copy"  # and of one whose image was learned before
 
 
 # Features of stored examples
@@ -57,7 +61,7 @@ def image_tokens(backbone: Backbone, codec: Codec) -> Features:
         parts = []
         for start in range(0, len(records), AT_ONCE):
             tokens = codec.decode(records[start : start + AT_ONCE], backbone.device)
-            if isinstance(tokens, Seen):
+            if isinstance(tokens, TailInput):
                 raise ModelError(
                     f"The codec {codec.name!r} keeps what the tail sees, and no tokens: export "
                     "embeddings instead."
@@ -71,9 +75,9 @@ def image_tokens(backbone: Backbone, codec: Codec) -> Features:
 FEATURES = {"embeddings": image_embeddings, "tokens": image_tokens}
 
 
-def attached(backbone: Backbone, name: str) -> Codec:
-    """The codec of that name, able to decode with this model."""
-    codec = make_codec(name, backbone.spec, backbone.tail)
+def attached(backbone: Backbone, choice: Choice[Codec]) -> Codec:
+    """The codec, able to decode with this model."""
+    codec = make_codec(choice, backbone.spec, backbone.tail)
     if isinstance(codec, ImageBytes):
         codec.attach(lambda files: backbone.encode([load_image(file) for file in files]))
     return codec
@@ -96,8 +100,31 @@ def export_classifier(
         def beside(part: Path) -> None:
             if saved is not None and not outdated(saved, store):
                 checkpoints.save(saved, part / CHECKPOINT)
+            _copy_prior(folder, part)
 
         return export_memory(store, to, features=features, beside=beside, progress=progress)
+
+
+def copy_memory(folder: Path, to: Path) -> Path:
+    """Copy the memory in `folder` as it is at this moment, even while its owner learns.
+
+    The copy is a memory like any other, and answers as the owner does now. Returns its file.
+    """
+    with open_memory(folder, read_only=True) as store:
+        # Before the examples: what is learned since is repeated from the journal, but a checkpoint
+        # that is ahead of its journal would be wrong.
+        saved = checkpoints.load_beside_owner(folder / CHECKPOINT)
+        made = backup(store, to)
+        if saved is not None and not outdated(saved, store):
+            checkpoints.save(saved, to / CHECKPOINT)
+    _copy_prior(folder, to)
+    return made
+
+
+def _copy_prior(folder: Path, to: Path) -> None:
+    """A memory goes on with the prior that it began with."""
+    if (folder / PRIOR).exists():
+        shutil.copyfile(folder / PRIOR, to / PRIOR)
 
 
 def outdated(saved: checkpoints.Checkpoint, store: Store) -> bool:
@@ -118,6 +145,7 @@ def import_classifier(export: Export, to: Path, *, progress: Progress | None = N
             saved = checkpoints.load(export.folder / CHECKPOINT)
             if saved is not None:
                 checkpoints.save(saved, part / CHECKPOINT)
+            _copy_prior(export.folder, part)
 
         return import_new(export, to, beside=beside, progress=progress)
     with open_memory(to) as store:
@@ -158,24 +186,26 @@ def reencode(
     to: Path,
     backbone: Backbone,
     *,
-    codec: str | None = None,
+    codec: Choice[Codec] | None = None,
     progress: Progress | None = None,
 ) -> Reencoded:
     """Learn all that is stored in `source` again, with another model or codec, in a new folder.
 
-    The order, labels, candidates and keys are the same; the numbers are not. It may be stopped at
+    All that is known of an example is the same, but for its number. It may be stopped at
     any moment: the next call goes on from there. `to` appears when all is done.
     """
     if to.exists() and any(to.iterdir()):
         raise StoreError(f"{to} is there already: choose a new folder.")
     was = Settings.from_json(source.meta["settings"])
     settings = dataclasses.replace(was, codec=codec or was.codec)
-    teach = _teacher(source, was.codec, backbone)
+    teach = _teacher(source, was, backbone)
     part = to.with_name(f".{to.name}.part")
     labels = list(source.ids())
     if not _is_beginning(part, labels, backbone, settings):
         shutil.rmtree(part, ignore_errors=True)
-    with AnytimeClassifier.open(part, model=backbone, settings=settings) as classifier:
+    with AnytimeClassifier.open(
+        part, model=backbone, settings=settings, thumbnails=True
+    ) as classifier:
         for done in range(classifier.memory.last, len(labels)):  # each is one event there
             example = labels[done][0]
             rows = source.rows([example])
@@ -186,16 +216,15 @@ def reencode(
         events = classifier.memory.events()
         left_out = tuple(e.data["example"] for e in events if e.kind == LEFT_OUT)
         count = len(classifier)
-    if to.exists():
-        to.rmdir()
-    os.replace(part, to)
+    move_into_place(part, to)
     return Reencoded(count, left_out)
 
 
 def _teacher(
-    source: Store, codec: str, backbone: Backbone
+    source: Store, settings: Settings, backbone: Backbone
 ) -> Callable[[AnytimeClassifier, Row], bool]:
     """How a stored example is taught to another classifier; it says whether it could be read."""
+    codec = settings.name_of("codec")
     if codec == ImageBytes.name:
         return _teach_image
     if source.meta["fingerprint"] != backbone.spec.fingerprint:
@@ -203,19 +232,22 @@ def _teacher(
             f"The memory was made with another model than {backbone.spec.name!r}, in the codec "
             f"{codec!r}. {way_out(codec, 'it')}"
         )
-    decoder = make_codec(codec, backbone.spec, backbone.tail)
+    decoder = make_codec(settings.codec, backbone.spec, backbone.tail)
 
     def teach(classifier: AnytimeClassifier, row: Row) -> bool:
         try:
             tokens = decoder.decode([row.record])
         except StoreError:
             return False
-        if isinstance(tokens, Seen):
+        if isinstance(tokens, TailInput):
             raise ModelError(
                 f"The codec {codec!r} keeps what the tail sees, and no tokens: nothing else can be "
                 "made of its records."
             )
-        classifier.learn_tokens(tokens[0], row.label, candidates=row.candidates, key=row.key)
+        made = classifier._compressed(tokens[0])
+        if row.content is not None:  # what was lost on the way to the record is not in the tokens
+            made = made._replace(content=row.content)
+        _learn(classifier, made._replace(source=row.source), row)
         return True
 
     return teach
@@ -227,8 +259,18 @@ def _teach_image(classifier: AnytimeClassifier, row: Row) -> bool:
         load_image(file)
     except (StoreError, ImageError):
         return False
-    classifier.learn_one(file, row.label, candidates=row.candidates, key=row.key)
+    _learn(classifier, classifier._record(file, row.source), row)
     return True
+
+
+def _learn(classifier: AnytimeClassifier, made: Record, row: Row) -> None:
+    """With all that was known of it besides."""
+    before = classifier.memory.last
+    candidates = None if row.candidates is None else tuple(row.candidates)
+    made = made._replace(thumbnail=row.thumbnail, time=row.time)
+    classifier._learn(made, row.label, candidates, row.key)
+    if classifier.memory.last == before:
+        classifier.memory.record_event(COPY, {})
 
 
 def _is_beginning(

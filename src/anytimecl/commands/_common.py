@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +29,7 @@ ModelOption = Annotated[
     typer.Option(
         "--model",
         metavar="NAME",
-        help="A model by name, Hugging Face name or folder. "
+        help="A model by name, Hugging Face name, folder or exported trunk. "
         "Unless given: the one that the memory was made with, else embedded.",
     ),
 ]
@@ -78,6 +78,33 @@ def _labels_in(file: Path) -> list[str]:
     return list(found)
 
 
+def near(name: str, known: Iterable[str]) -> str:
+    """A sentence about labels that may have been meant.
+
+    >>> near("llamma", ["llama", "okapi"])
+    " Did you mean 'llama'?"
+    """
+    from difflib import get_close_matches
+
+    found = get_close_matches(name, known)
+    return f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
+
+
+def choice(text: str) -> str | dict[str, Any]:
+    """A part by name or, where it has options, as JSON.
+
+    >>> choice("fifo"), choice('{"name": "frequency_weighted", "options": {"xi": 0.9}}')["options"]
+    ('fifo', {'xi': 0.9})
+    """
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text} is not JSON: {error}.") from error
+    return found
+
+
 # Opening
 
 
@@ -87,9 +114,14 @@ def read_meta(memory: Path, *, read_only: bool) -> Mapping[str, str]:
     Quick, so that a memory that is missing or in use is told before a model is loaded.
     """
     from anytimecl.memory import open_memory
+    from anytimecl.opening import store_of, stored_in
 
-    with open_memory(memory, read_only=read_only) as store:
-        meta = store.meta
+    named = store_of(None, memory, {})
+    if named.name == "sqlite":
+        with open_memory(memory, read_only=read_only) as store:
+            meta: Mapping[str, str] = store.meta
+    else:
+        meta = stored_in(named, memory) or {}
     if missing := {"spec", "settings", "fingerprint"} - meta.keys():
         raise StoreError(
             f"The memory in {memory} was not made by a classifier: it does not tell its "
@@ -101,23 +133,31 @@ def read_meta(memory: Path, *, read_only: bool) -> Mapping[str, str]:
 def exists(memory: Path) -> bool:
     """Whether there is a memory in the folder."""
     from anytimecl.memory.database import FILE
+    from anytimecl.opening import STORE
 
-    return (memory / FILE).exists()
+    return any((memory / file).exists() for file in (FILE, STORE))
 
 
 def load_model(name: str | None, meta: Mapping[str, str] | None = None) -> Backbone:
     """The model of that name; without one, that of the memory whose `meta` this is."""
     from anytimecl import backbone
 
-    if name is not None or meta is None:
-        return backbone.load(name or EMBEDDED)
-    spec = json.loads(meta["spec"])
+    if meta is None:
+        return backbone.load(choice(name or EMBEDDED))
+    if name is not None:
+        return backbone.load_stored(meta, choice(name))
     try:
-        return backbone.load(str(spec["name"]), tail_blocks=int(spec["tail"]["blocks"]))
+        return backbone.load_stored(meta)
     except ModelError as error:
-        raise ModelError(
-            f"{error} The memory was made with this model: name it or its folder with --model."
-        ) from error
+        raise ModelError(f"{error} Name it or its folder with --model.") from error
+
+
+def fitting_settings(backbone: Backbone) -> Settings:
+    """The settings of a new memory of this model, unless others are chosen."""
+    from anytimecl.codec import default_codec
+    from anytimecl.settings import Settings
+
+    return Settings(codec=default_codec(backbone.spec))
 
 
 @contextmanager
@@ -154,18 +194,15 @@ def _open_to_write(
     from anytimecl.classifier import AnytimeClassifier
     from anytimecl.settings import Settings
 
-    meta, settings = None, None
     if choose is None or exists(memory):
         meta = read_meta(memory, read_only=False)
         made_with = Settings.from_json(meta["settings"])
         settings = made_with.agreed(choose(made_with) if choose else None)
+        backbone = load_model(model, meta)
     else:
-        settings = choose(Settings())
-    backbone = load_model(model, meta)
-    if backbone.text is None:  # or a memory would be made that can never learn
-        raise ModelError(
-            f"{backbone.spec.name} knows images only and cannot embed labels: choose another model."
-        )
+        choose(Settings())  # says what is wrong with it before a model is loaded
+        backbone = load_model(model)
+        settings = choose(fitting_settings(backbone))
     return AnytimeClassifier.open(memory, model=backbone, settings=settings, **options)
 
 

@@ -5,25 +5,33 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import random
+import sys
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from anytimecl.commands import _common, _screen
-from anytimecl.errors import AnytimeError, ImageError, LabelError
+from anytimecl.errors import (
+    AnytimeError,
+    ImageError,
+    LabelError,
+    PartError,
+    UnknownLabelError,
+)
 
 if TYPE_CHECKING:
     from anytimecl.classifier import AnytimeClassifier
     from anytimecl.images import ImageRef
     from anytimecl.settings import Settings
-    from anytimecl.student import Learned
+    from anytimecl.trainer import Learned
 
 RECENT = 200  # examples that the running accuracy is taken over
+_SHOWN = 12  # labels that are told before learning
 TRAIN = "train"
 
 
@@ -46,18 +54,32 @@ def learn(
         ),
     ] = None,
     codec: Annotated[
-        str | None, typer.Option(metavar="C", help="How a new memory stores examples.")
+        str | None,
+        typer.Option(
+            metavar="C", help="How a new memory stores examples: a name, or JSON with it."
+        ),
     ] = None,
     sampler: Annotated[
         str | None,
         typer.Option(metavar="S", help="Which stored examples a new memory practises with."),
     ] = None,
+    expert: Annotated[
+        list[str] | None,
+        typer.Option(metavar="E", help="An expert of your own in the pool of a new memory."),
+    ] = None,
+    blend: Annotated[
+        str | None, typer.Option(metavar="B", help="How one answer is made of the experts.")
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option(metavar="S", help="What keeps a new memory, unless SQLite.")
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(metavar="N", help="Of a new memory, and of its --shuffle.")
     ] = None,
     shuffle: Annotated[
-        bool, typer.Option("--shuffle", help="In random order instead of class by class.")
-    ] = False,
+        bool,
+        typer.Option(help="In random order, which is learned from better than class by class."),
+    ] = True,
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Only the first N images.")
     ] = None,
@@ -72,25 +94,45 @@ def learn(
     epochs: Annotated[
         int, typer.Option("--consolidate", min=0, metavar="EPOCHS", help="Consolidate at the end.")
     ] = 0,
+    thumbnails: Annotated[
+        bool, typer.Option("--thumbnails", help="Keep a small picture of each image too.")
+    ] = False,
+    ids: Annotated[
+        bool, typer.Option("--ids", help="Print number, label and file of every image.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be learned, and learn nothing.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask, however odd the labels look.")
+    ] = False,
 ) -> None:
     """Learn from a folder or zip of labelled images, one by one.
 
-    Each image is durable once learned. Ctrl-C stops between two of them; the same command goes on
-    from there, since a file that was learned with the same label is passed over.
-    Ends with 1 if some image could not be used.
+    Labels and counts are printed first; where they look like a mistake, it asks. Each image is
+    durable once learned. Ctrl-C stops between two of them; the same command goes on from there,
+    since a file that was learned with the same label is passed over. A file that was moved to the
+    folder of another label gets that label.
+    Ends with 0 if all went well, 1 if some image could not be used, 2 if nothing was done, and 130
+    after Ctrl-C.
     """
     refs = _choose_split(folder, split)
+    if not _agreed(refs, folder, memory, dry_run=dry_run, yes=yes):
+        return
 
     def choose(settings: Settings) -> Settings:
-        return _chosen(settings, codec, sampler, seed)
+        return _chosen(settings, codec, sampler, seed, expert, blend)
 
     if durability not in ("process", "full"):
         raise typer.BadParameter("process or full.", param_hint="--durability")
-    with _common.owning(memory, model, choose, cap=cap, durability=durability) as classifier:
+    options: dict[str, Any] = {"cap": cap, "durability": durability, "thumbnails": thumbnails}
+    if store is not None:
+        options = {"store": _common.choice(store)}  # which has options of its own
+    with _common.owning(memory, model, choose, **options) as classifier:
         if shuffle:
             random.Random(classifier.settings.seed).shuffle(refs)
         refs = refs[:limit]
-        tally = Tally()
+        tally = Tally(listed=ids)
         _teach(classifier, refs, tally)
         _summarise(classifier, tally)
         if tally.seen < len(refs):
@@ -106,10 +148,60 @@ def learn(
         raise typer.Exit(1)
 
 
+def _agreed(
+    refs: Sequence[ImageRef], folder: Path, memory: Path, *, dry_run: bool, yes: bool
+) -> bool:
+    """Say what is about to be learned; whether to go on."""
+    from anytimecl.commands._layout import counts_of, doubts_about
+
+    counts = counts_of(refs)
+    if not counts:
+        raise ImageError(
+            f"None of the {_screen.counted(len(refs), 'image')} in {folder} lies in a folder of "
+            "its label: make such folders, or label them with `anytimecl label`."
+        )
+    images = _screen.counted(sum(counts.values()), "image")
+    told = [f"{label} {count:,}" for label, count in list(counts.items())[:_SHOWN]]
+    more = f", and {len(counts) - _SHOWN:,} more" if len(counts) > _SHOWN else ""
+    labels = _screen.counted(len(counts), "label")
+    typer.echo(_screen.printable(f"{images} of {labels}: {', '.join(told)}{more}."), err=True)
+    if loose := sum(ref.label is None for ref in refs):
+        count = _screen.counted(loose, "image")
+        typer.echo(f"Not in a folder of a label, and not learned: {count}.", err=True)
+    doubts = doubts_about(refs, _known_in(memory))
+    for doubt in doubts:
+        typer.secho(_screen.printable(doubt), fg="yellow", err=True)
+    if dry_run:
+        return False
+    if doubts and not yes:
+        if not sys.stdin.isatty():
+            raise AnytimeError(
+                f"Nothing was learned. Look at {folder} with --dry-run; if its labels are right, "
+                "say --yes."
+            )
+        typer.confirm("Learn these labels?", abort=True, err=True)
+    return True
+
+
+def _known_in(memory: Path) -> list[str]:
+    """Labels of a memory, if there is one whose labels can be had without its model."""
+    from anytimecl.memory import open_memory
+    from anytimecl.opening import store_of
+
+    if not _common.exists(memory) or store_of(None, memory, {}).name != "sqlite":
+        return []
+    with open_memory(memory, read_only=True) as store:
+        return list(store.labels())
+
+
 def _choose_split(folder: Path, split: str | None) -> list[ImageRef]:
     from anytimecl.images import iter_images
 
-    refs = list(iter_images(folder))
+    passed: Counter[str] = Counter()
+    refs = list(iter_images(folder, passed=passed))
+    if passed:
+        told = ", ".join(f"{count:,} {why}" for why, count in passed.most_common())
+        typer.echo(_screen.printable(f"Passed over: {told}."), err=True)
     splits = sorted({ref.split for ref in refs if ref.split is not None})
     if split is None and TRAIN in splits:
         split = TRAIN
@@ -122,28 +214,33 @@ def _choose_split(folder: Path, split: str | None) -> list[ImageRef]:
     if refs:
         known = f"It has {', '.join(splits)}." if splits else "It has none."
         raise typer.BadParameter(f"{folder} has no split {split!r}. {known}", param_hint="--split")
-    raise ImageError(f"There are no images in {folder}.")
+    raise no_images(folder)
+
+
+def no_images(folder: Path) -> ImageError:
+    """Said of a folder that a command can do nothing with."""
+    return ImageError(f"There are no images in {folder}.")
 
 
 def _chosen(
-    settings: Settings, codec: str | None, sampler: str | None, seed: int | None
+    settings: Settings,
+    codec: str | None,
+    sampler: str | None,
+    seed: int | None,
+    experts: Sequence[str] | None = None,
+    blend: str | None = None,
 ) -> Settings:
     """The settings with what was asked for, refused before a memory is made with it."""
-    from anytimecl.codec import CODECS
-    from anytimecl.sampling import SAMPLERS
-
-    for option, name, known in (("codec", codec, CODECS), ("sampler", sampler, SAMPLERS)):
-        if name is not None and name not in known:
-            raise typer.BadParameter(
-                f"There is no {option} {name!r}. There are: {', '.join(known)}.",
-                param_hint=f"--{option}",
-            )
-    return dataclasses.replace(
-        settings,
-        codec=codec or settings.codec,
-        sampler=sampler or settings.sampler,
-        seed=settings.seed if seed is None else seed,
-    )
+    changes: dict[str, Any] = {} if seed is None else {"seed": seed}
+    for option, text in (("codec", codec), ("sampler", sampler), ("blend", blend)):
+        if text is not None:
+            changes[option] = _common.choice(text)
+    if experts:
+        changes["experts"] = tuple(map(_common.choice, experts))
+    try:
+        return dataclasses.replace(settings, **changes)
+    except PartError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 # The stream
@@ -156,6 +253,10 @@ class Tally:
     started: float = field(default_factory=time.monotonic)
     learned: int = 0
     known: int = 0  # already in the memory
+    moved: list[str] = field(default_factory=list)  # those that had another label, in words
+    listed: bool = False  # whether every image is told
+    numbers: list[int] = field(default_factory=list)  # first and last of those learned
+    dealt: dict[bytes, str] = field(default_factory=dict)  # content -> its label in this run
     failures: list[str] = field(default_factory=list)
     right: list[int] = field(default_factory=lambda: [0, 0, 0])  # blend, tuned, original
     recent: deque[tuple[bool, bool, bool]] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -170,9 +271,18 @@ class Tally:
         """One more was learned."""
         who = learned.right, learned.tuned, learned.original
         self.learned += 1
+        self.numbers = [*self.numbers[:1], learned.id]
         self.right = [total + right for total, right in zip(self.right, who, strict=True)]
         self.recent.append(who)
         self.times.append(time.monotonic())
+
+    def tell(self, example: int, label: str, ref: ImageRef, what: str) -> None:
+        """A line about one image, for whoever asked for it."""
+        from anytimecl.commands._files import shown
+
+        if self.listed:
+            fields = (str(example), label, shown(ref), what)
+            typer.echo("\t".join(map(_screen.printable, fields)))
 
     def accuracy(self) -> list[float]:
         """Of blend, tuned and original before the update, over the recent examples."""
@@ -191,7 +301,7 @@ def _teach(classifier: AnytimeClassifier, refs: Sequence[ImageRef], tally: Tally
     with _common.asked_to_stop() as stopping, _screen.progress("learn") as advance:
         for ref in refs:
             try:
-                learned = _teach_one(classifier, ref)
+                learned = _teach_one(classifier, ref, tally)
             except (ImageError, LabelError) as error:
                 tally.failures.append(str(error))
             else:
@@ -204,7 +314,7 @@ def _teach(classifier: AnytimeClassifier, refs: Sequence[ImageRef], tally: Tally
                 return
 
 
-def _teach_one(classifier: AnytimeClassifier, ref: ImageRef) -> Learned | None:
+def _teach_one(classifier: AnytimeClassifier, ref: ImageRef, tally: Tally) -> Learned | None:
     """Learn it, unless the same file was learned with the same label before."""
     from anytimecl.commands._files import contents, digest, shown
     from anytimecl.labels import clean_label
@@ -215,12 +325,29 @@ def _teach_one(classifier: AnytimeClassifier, ref: ImageRef) -> Learned | None:
         label = clean_label(ref.label)
     except LabelError as error:
         raise LabelError(f"{shown(ref)!r}: {error}") from error
-    key = hashlib.sha256(digest(ref) + label.encode()).hexdigest()
-    if classifier.memory.has_key(key) is not None:
+    content = digest(ref)
+    if (other := tally.dealt.setdefault(content, label)) != label:
+        raise LabelError(
+            f"{shown(ref)!r} lies in the folder of {other!r} too: an image has one label, so "
+            "remove one of the two"
+        )
+    key = hashlib.sha256(content + label.encode()).hexdigest()
+    if (known := classifier.memory.has_key(key)) is not None:
+        tally.tell(known, label, ref, "known")
         return None
     image = ref.load()
-    kept = contents(ref) if classifier.settings.codec == "image" else image
-    return classifier.learn_one(kept, label, key=key)
+    kept = contents(ref) if classifier.settings.name_of("codec") == "image" else image
+    before = classifier.memory.last
+    learned = classifier.learn_one(kept, label, key=key, source=shown(ref))
+    if classifier.memory.last == before:  # the same picture in another file
+        tally.tell(learned.id, label, ref, "known")
+        return None
+    told = "learned"
+    if learned.replaced is not None:
+        tally.moved.append(f"{learned.id}: {learned.replaced!r} is {label!r} now ({shown(ref)})")
+        told = f"relabelled from {learned.replaced}"
+    tally.tell(learned.id, label, ref, told)
+    return learned
 
 
 def _summarise(classifier: AnytimeClassifier, tally: Tally) -> None:
@@ -228,6 +355,10 @@ def _summarise(classifier: AnytimeClassifier, tally: Tally) -> None:
     facts = [("learned", _screen.counted(tally.learned, "image"))]
     if tally.learned:
         facts[0] = ("learned", f"{facts[0][1]} in {seconds:.1f} s, {tally.learned / seconds:.1f}/s")
+    if tally.numbers:
+        facts.append(("numbers", f"{min(tally.numbers)} to {max(tally.numbers)}"))
+    if tally.moved:
+        facts.append(("relabelled", f"{len(tally.moved):,} that had another label"))
     if tally.known:
         facts.append(("passed over", f"{tally.known:,} that were learned before"))
     if tally.failures:
@@ -242,6 +373,7 @@ def _summarise(classifier: AnytimeClassifier, tally: Tally) -> None:
             rows.append([f"last {RECENT}", *map(_screen.percent, tally.accuracy())])
         headings = ["right before learning", "blend", "tuned", "original"]
         _screen.show_table(headings, rows, numbers=headings[1:])
+    _screen.report(tally.moved, "Relabelled")
     _screen.report(tally.failures, "Not learned")
 
 
@@ -335,12 +467,7 @@ def _to_be_forgotten(memory: Path, example: int | None, label: str | None) -> st
         assert label is not None
         name, counts = clean_label(label), store.labels()
     if name not in counts:
-        raise LabelError(f"The memory in {memory} has no example of {name!r}.{_near(name, counts)}")
+        raise UnknownLabelError(
+            f"The memory in {memory} has no example of {name!r}.{_common.near(name, counts)}"
+        )
     return f"{_screen.counted(counts[name], 'example')} of {name!r}"
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, known)
-    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

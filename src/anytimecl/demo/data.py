@@ -50,7 +50,7 @@ DIGIT_SIDE = 96  # pixels, from 8
 
 
 @dataclass(frozen=True)
-class Example:
+class DemoExample:
     """A picture and what it shows."""
 
     image: Image.Image
@@ -58,16 +58,16 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Task:
+class DemoTask:
     """Labels, a stream to learn them from, and other pictures to ask about."""
 
     name: str
     labels: tuple[str, ...]
-    train: Sequence[Example]
-    test: Sequence[Example]
+    train: Sequence[DemoExample]
+    test: Sequence[DemoExample]
 
 
-def traffic_lights(train: int, test: int, seed: int, wheels: Path | None = None) -> Task:
+def traffic_lights(train: int, test: int, seed: int, wheels: Path | None = None) -> DemoTask:
     """At most so many crops of each colour, from the wheel's own two sets.
 
     Yellow is rare: the wheel has 35 crops to learn from and 9 to test with.
@@ -82,13 +82,13 @@ def traffic_lights(train: int, test: int, seed: int, wheels: Path | None = None)
             colours.setdefault(names[path.parent.name], []).append(path)
     random = Random(f"{seed}:lights")
     chosen = {
-        split: [Example(refs[path].load(), label) for path, label in _draw(pool, count, random)]
+        split: [DemoExample(refs[path].load(), label) for path, label in _draw(pool, count, random)]
         for (split, pool), count in zip(pools.items(), (train, test), strict=True)
     }
-    return Task("traffic lights", LIGHTS, chosen["dataset_train"], chosen["dataset_test"])
+    return DemoTask("traffic lights", LIGHTS, chosen["dataset_train"], chosen["dataset_test"])
 
 
-def digits(train: int, test: int, seed: int) -> Task:
+def digits(train: int, test: int, seed: int) -> DemoTask:
     """So many scans of each digit, as ink on paper."""
     scans = _sklearn_datasets().load_digits()
     random = Random(f"{seed}:digits")
@@ -97,19 +97,19 @@ def digits(train: int, test: int, seed: int) -> Task:
         pool: dict[str, list[NDArray[np.float64]]] = {}
         for scan, number in zip(scans.images[part], scans.target[part], strict=True):
             pool.setdefault(DIGITS[number], []).append(scan)
-        chosen.append([Example(ink(scan), label) for scan, label in _draw(pool, count, random)])
-    return Task("digits", DIGITS, *chosen)
+        chosen.append([DemoExample(ink(scan), label) for scan, label in _draw(pool, count, random)])
+    return DemoTask("digits", DIGITS, *chosen)
 
 
-def kinds(lights: Task, numbers: Task) -> Task:
+def kinds(lights: DemoTask, numbers: DemoTask) -> DemoTask:
     """What kind of picture is it? The test pictures of both tasks, and two photographs."""
     load = _sklearn_datasets().load_sample_image
     light, number, flower, temple = KINDS
     photographs = {flower: load("flower.jpg"), temple: load("china.jpg")}
-    test = [Example(example.image, light) for example in lights.test]
-    test += [Example(example.image, number) for example in numbers.test]
-    test += [Example(Image.fromarray(picture), label) for label, picture in photographs.items()]
-    return Task("kinds of picture", KINDS, [], test)
+    test = [DemoExample(example.image, light) for example in lights.test]
+    test += [DemoExample(example.image, number) for example in numbers.test]
+    test += [DemoExample(Image.fromarray(picture), label) for label, picture in photographs.items()]
+    return DemoTask("kinds of picture", KINDS, [], test)
 
 
 def ink(scan: NDArray[np.float64]) -> Image.Image:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from anytimecl.demo.data import SOURCES, Example, Task
-from anytimecl.demo.story import Correction, Look, Score, Story, corrected, reopened
+from anytimecl.demo.data import SOURCES, DemoExample, DemoTask
+from anytimecl.demo.story import Correction, DemoLook, DemoScore, Story, corrected, reopened
 from anytimecl.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def plot(story: Story, theme: str = "light") -> bytes:
     paper, ink, grid, *colours = THEMES[theme]
     figure = Figure(figsize=(10, 3.6), dpi=160, layout="constrained", facecolor=paper)
     left, middle, right = figure.subplots(1, 3, sharey=True)
-    shown: list[tuple[Axes, Task, Callable[[Look], Score]]] = [
+    shown: list[tuple[Axes, DemoTask, Callable[[DemoLook], DemoScore]]] = [
         (left, story.lights, lambda look: look.lights),
         (middle, story.digits, lambda look: look.digits),
         (right, story.untaught, lambda look: look.untaught),
@@ -90,7 +90,7 @@ def plot(story: Story, theme: str = "light") -> bytes:
     return png.getvalue()
 
 
-def _title(task: Task, story: Story) -> str:
+def _title(task: DemoTask, story: Story) -> str:
     stream = {story.lights.name: "taught first", story.digits.name: "taught second"}
     return f"{task.name} ({stream.get(task.name, 'never taught')})"
 
@@ -121,7 +121,7 @@ def _head(story: Story) -> str:
     )
 
 
-def _looks(looks: Sequence[Look]) -> str:
+def _looks(looks: Sequence[DemoLook]) -> str:
     rows = "".join(
         f"<tr><td>{escape(look.when)}</td><td>{look.learned}</td>"
         + "".join(
@@ -186,7 +186,7 @@ def _bars(one: Correction) -> str:
     )
 
 
-def _pictures(task: Task, answers: Sequence[Prediction]) -> str:
+def _pictures(task: DemoTask, answers: Sequence[Prediction]) -> str:
     shown = list(zip(task.test, answers, strict=True))[:PICTURES]
     figures = "".join(_figure(example, answer) for example, answer in shown)
     return (
@@ -196,7 +196,7 @@ def _pictures(task: Task, answers: Sequence[Prediction]) -> str:
     )
 
 
-def _figure(example: Example, answer: Prediction) -> str:
+def _figure(example: DemoExample, answer: Prediction) -> str:
     right = answer.label == example.label
     said = f"{escape(answer.label)} {answer.probability:.0%}"
     truth = "" if right else f'<br><span class="soft">is {escape(example.label)}</span>'
@@ -219,7 +219,7 @@ def _foot(story: Story) -> str:
     )
 
 
-def _from_to(first: Score, last: Score) -> str:
+def _from_to(first: DemoScore, last: DemoScore) -> str:
     return f'<span class="from">{_percent(first.blend)} →</span> {_percent(last.blend)}'
 
 

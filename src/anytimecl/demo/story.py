@@ -19,12 +19,12 @@ from torch import Tensor, stack
 from anytimecl.backbone import Backbone, Trunk
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.demo import data
-from anytimecl.demo.data import Example, Task
+from anytimecl.demo.data import DemoExample, DemoTask
 from anytimecl.errors import AnytimeError
 from anytimecl.memory.maintenance import info
 from anytimecl.prediction import Prediction
 from anytimecl.settings import Settings
-from anytimecl.student import Learned
+from anytimecl.trainer import Learned
 
 AT_ONCE = 16  # pictures encoded between two moves of a progress bar
 
@@ -48,7 +48,7 @@ FULL = Plan(
 QUICK = Plan(lights_train=8, lights_test=5, digits_train=6, digits_test=4, looks=2, corrections=3)
 
 
-class Stage(Protocol):
+class DemoStage(Protocol):
     """Where the story is told while it happens."""
 
     def chapter(self, title: str, text: str) -> None:
@@ -59,7 +59,7 @@ class Stage(Protocol):
         """Something takes a while; what is given is told how many steps were taken."""
         ...
 
-    def looked(self, looks: Sequence[Look]) -> None:
+    def looked(self, looks: Sequence[DemoLook]) -> None:
         """All that was measured so far."""
         ...
 
@@ -69,7 +69,7 @@ class Stage(Protocol):
 
 
 @dataclass(frozen=True)
-class Score:
+class DemoScore:
     """Shares of right answers: of the blend, which is the product, and of both models alone."""
 
     blend: float
@@ -78,15 +78,15 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Look:
+class DemoLook:
     """A moment of the stream."""
 
     learned: int
     when: str
     whole: bool  # at the end of a stream, not within it
-    lights: Score
-    digits: Score
-    untaught: Score
+    lights: DemoScore
+    digits: DemoScore
+    untaught: DemoScore
     untaught_same: bool  # bit for bit the probabilities of the first look
 
 
@@ -105,7 +105,7 @@ class Reopened:
 class Correction:
     """A mistake of the first day, before and after it was corrected once."""
 
-    example: Example
+    example: DemoExample
     before: Prediction
     after: Prediction
 
@@ -122,10 +122,10 @@ class Story:
 
     plan: Plan
     model: str
-    lights: Task
-    digits: Task
-    untaught: Task
-    looks: Sequence[Look]
+    lights: DemoTask
+    digits: DemoTask
+    untaught: DemoTask
+    looks: Sequence[DemoLook]
     answers: Mapping[str, Sequence[Prediction]]  # of each task, at the end of both streams
     learn_milliseconds: float  # an example: encoding, one step, and the disk
     corrections: Sequence[Correction]
@@ -153,7 +153,7 @@ class Story:
         }
 
 
-def tell(plan: Plan, backbone: Backbone, folder: Path, stage: Stage) -> Story:
+def tell(plan: Plan, backbone: Backbone, folder: Path, stage: DemoStage) -> Story:
     """Live through it, with the memory in `folder`, which must not hold one yet."""
     return _Telling(plan, backbone, folder, stage).whole()
 
@@ -179,7 +179,7 @@ class KnownPictures:
 class _Telling:
     """The state of a story while it is told."""
 
-    def __init__(self, plan: Plan, backbone: Backbone, folder: Path, stage: Stage) -> None:
+    def __init__(self, plan: Plan, backbone: Backbone, folder: Path, stage: DemoStage) -> None:
         self.plan = plan
         self.folder = folder
         self.stage = stage
@@ -192,7 +192,7 @@ class _Telling:
         self.backbone = replace(backbone, trunk=self.trunk)
         self.settings = Settings(seed=plan.seed)
         self.clf = self._open()
-        self.looks: list[Look] = []
+        self.looks: list[DemoLook] = []
         self.first: list[list[float]] = []  # over labels never taught, on the first day
         self.learning_seconds = 0.0
 
@@ -239,7 +239,7 @@ class _Telling:
         self._look("the first day")
         self.stage.looked(self.looks)
 
-    def _teach(self, task: Task, title: str) -> None:
+    def _teach(self, task: DemoTask, title: str) -> None:
         self.stage.chapter(
             title,
             f"{len(task.train)} pictures of {len(task.labels)} labels arrive one by one; each is "
@@ -262,19 +262,19 @@ class _Telling:
                 self._look(f"{'after' if whole else 'during'} {task.name}", whole)
         self.stage.looked(self.looks)
 
-    def _ask(self, task: Task) -> list[Prediction]:
+    def _ask(self, task: DemoTask) -> list[Prediction]:
         labels = task.labels if task is self.untaught else self.labels
         found: list[Prediction] = self.clf.predict([e.image for e in task.test], labels)
         return found
 
-    def _score(self, task: Task) -> Score:
+    def _score(self, task: DemoTask) -> DemoScore:
         return score(self._ask(task), task.test)
 
     def _look(self, when: str, whole: bool = True) -> None:
         untaught = self._ask(self.untaught)
         if not self.looks:
             self.first = _values(untaught)
-        look = Look(
+        look = DemoLook(
             learned=len(self.clf),
             when=when,
             whole=whole,
@@ -322,7 +322,7 @@ class _Telling:
         self.stage.say(corrected(made))
         return made
 
-    def _mistakes(self, task: Task) -> list[tuple[Example, Prediction]]:
+    def _mistakes(self, task: DemoTask) -> list[tuple[DemoExample, Prediction]]:
         asked = zip(task.test, self._ask(task), strict=True)
         wrong = [(example, found) for example, found in asked if found.label != example.label]
         return wrong[: self.plan.corrections]
@@ -357,13 +357,13 @@ def corrected(corrections: Sequence[Correction]) -> str:
     )
 
 
-def score(predictions: Sequence[Prediction], examples: Sequence[Example]) -> Score:
+def score(predictions: Sequence[Prediction], examples: Sequence[DemoExample]) -> DemoScore:
     """Shares of right answers.
 
     >>> sure = Prediction("cat", 0.9, {"dog": 0.1, "cat": 0.9}, 0.0, {}, {"dog": 0.6, "cat": 0.4})
     >>> from PIL import Image
-    >>> score([sure], [Example(Image.new("RGB", (1, 1)), "cat")])
-    Score(blend=1.0, tuned=0.0, original=0.0)
+    >>> score([sure], [DemoExample(Image.new("RGB", (1, 1)), "cat")])
+    DemoScore(blend=1.0, tuned=0.0, original=0.0)
     """
 
     def share(answer: Callable[[Prediction], dict[str, float]]) -> float:
@@ -371,7 +371,7 @@ def score(predictions: Sequence[Prediction], examples: Sequence[Example]) -> Sco
         right = sum(b == e.label for b, e in zip(best, examples, strict=True))
         return right / len(examples)
 
-    return Score(
+    return DemoScore(
         blend=share(lambda p: p.probabilities),
         tuned=share(lambda p: p.tuned or p.original),  # it begins as the original
         original=share(lambda p: p.original),

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from anytimecl.demo.story import Look
+from anytimecl.demo.story import DemoLook
 
 
 class Terminal:
@@ -35,7 +35,7 @@ class Terminal:
             task = progress.add_task(what, total=total)
             yield lambda steps: progress.advance(task, steps)
 
-    def looked(self, looks: Sequence[Look]) -> None:
+    def looked(self, looks: Sequence[DemoLook]) -> None:
         """The first day, and the end of each stream."""
         table = Table(
             caption="Right answers; in brackets, those of the tuned model alone. Unchanged: every "

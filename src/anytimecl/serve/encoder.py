@@ -1,32 +1,37 @@
-"""Images of all requests go through the trunk together, in the order of arrival.
+"""Images of all requests go through the trunk together, each request having its fair share.
 
 Lessons have a lane of their own with a quarter of every batch: a person who corrects does not wait
-behind fifty programs that ask, and however many teach, those who ask keep three quarters.
+behind fifty programs that ask, and however many teach, those who ask keep three quarters. Requests
+with several images have another, a few images at a time in turn with all others: on a CPU a full
+batch takes eight times as long as one image, and whoever sends one would wait for it.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from anytimecl.serve.problems import Busy, Problem
+from anytimecl.serve.decoder import check_room
+from anytimecl.serve.fair import FairQueue, Ticket
+from anytimecl.serve.problems import Problem
 from anytimecl.serve.turns import STOPPING
+from anytimecl.serve.worker import Worker
 
 log = logging.getLogger("anytimecl.serve")
+T = TypeVar("T")
 
 
-class Encoder:
+class Encoder(Worker):
     """Batches for a trunk: it never waits for a batch to fill, it takes what there is.
 
     >>> encoder = Encoder(lambda pixels: 2 * pixels, batch=8, waiting=16)
-    >>> [future.result().tolist() for future in encoder.submit([torch.ones(2)])]
+    >>> [future.result().tolist() for future in encoder.submit(Ticket("me"), [torch.ones(2)])]
     [[2.0, 2.0]]
     >>> encoder.close()
     """
@@ -37,45 +42,44 @@ class Encoder:
         *,
         batch: int,
         waiting: int,
+        bulk: int = 2,
         observe: Callable[[int, float], None] = lambda images, seconds: None,
     ) -> None:
         self._trunk, self._batch, self._room, self._observe = trunk, batch, waiting, observe
-        self._questions: deque[tuple[Future[Tensor], Tensor]] = deque()
-        self._lessons: deque[tuple[Future[Tensor], Tensor]] = deque()
-        self._changed = threading.Condition()
-        self._closing = False
-        self._seconds = 0.05  # for one image, as of late
-        self._thread = threading.Thread(target=self._run, name="anytimecl-encoder", daemon=True)
-        self._thread.start()
+        self._bulk = bulk  # images of requests with several, in one go
+        self._bulk_was_last = False
+        self._several: FairQueue[tuple[Future[Tensor], Tensor]] = FairQueue()
+        self._questions: FairQueue[tuple[Future[Tensor], Tensor]] = FairQueue()
+        self._lessons: FairQueue[tuple[Future[Tensor], Tensor]] = FairQueue()
+        self._lanes = (self._questions, self._lessons, self._several)
+        super().__init__("encoder")
 
     def __len__(self) -> int:
-        return len(self._questions) + len(self._lessons)
+        return sum(map(len, self._lanes))
 
-    @property
-    def alive(self) -> bool:
-        """Whether images are still being encoded."""
-        return self._thread.is_alive() and not self._closing
-
-    def submit(self, images: Sequence[Tensor], *, lesson: bool = False) -> list[Future[Tensor]]:
+    def submit(
+        self, ticket: Ticket, images: Sequence[Tensor], *, lesson: bool = False
+    ) -> list[Future[Tensor]]:
         """Pixels [3, height, width] of each image, to its tokens [token, width]; all or none."""
         futures: list[Future[Tensor]] = [Future() for _ in images]
+        lane = self._lessons if lesson else self._questions
+        lane = self._several if len(images) > 1 else lane
         with self._changed:
             if self._closing:
                 raise Problem(503, STOPPING, retry_after=5)
-            if len(self) + len(images) > self._room:
-                wait = min(60.0, self._seconds * len(self))
-                raise Busy("Too many images wait to be looked at; ask again later.", wait)
-            lane = self._lessons if lesson else self._questions
-            lane.extend(zip(futures, images, strict=True))
+            own = sum(lane.waiting(ticket.client) for lane in self._lanes)
+            check_room(len(self), own, len(images), self._room)
+            for item in zip(futures, images, strict=True):
+                lane.push(ticket, 1, item)
             self._changed.notify()
         return futures
 
-    def close(self) -> None:
-        """Finish what waits, and end."""
+    def drop(self, ticket: Ticket) -> None:
+        """Nobody waits for these images any more."""
         with self._changed:
-            self._closing = True
-            self._changed.notify()
-        self._thread.join()
+            for lane in self._lanes:
+                for future, _ in lane.drop(ticket):
+                    future.cancel()
 
     def _run(self) -> None:
         while batch := self._next():
@@ -88,10 +92,14 @@ class Encoder:
         """What waits, at most a batch; nothing at the end."""
         with self._changed:
             self._changed.wait_for(lambda: len(self) or self._closing)
+            others = len(self._questions) + len(self._lessons)
+            if len(self._several) and not (others and self._bulk_was_last):
+                self._bulk_was_last = True
+                return _take(self._several, self._bulk)
+            self._bulk_was_last = False
             share = max(1, self._batch // 4, self._batch - len(self._questions))
-            taken = [self._lessons.popleft() for _ in range(min(share, len(self._lessons)))]
-            room = min(self._batch - len(taken), len(self._questions))
-            return taken + [self._questions.popleft() for _ in range(room)]
+            taken = _take(self._lessons, share)
+            return taken + _take(self._questions, self._batch - len(taken))
 
     def _encode(self, live: Sequence[tuple[Future[Tensor], Tensor]]) -> None:
         began = time.monotonic()
@@ -104,7 +112,13 @@ class Encoder:
                 future.set_exception(error)
             return
         seconds = time.monotonic() - began
-        self._seconds += 0.1 * (seconds / len(live) - self._seconds)
         self._observe(len(live), seconds)
         for (future, _), one in zip(live, tokens, strict=True):
             future.set_result(one.clone())  # a row would keep the whole batch alive
+
+
+def _take(lane: FairQueue[T], most: int) -> list[T]:
+    taken: list[T] = []
+    while len(taken) < most and (item := lane.pop()) is not None:
+        taken.append(item)
+    return taken

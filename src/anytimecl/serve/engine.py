@@ -1,134 +1,139 @@
-"""The one door from requests to the classifier: blocking work leaves the event loop here.
+"""The one door from requests to a classifier: blocking work leaves the event loop here.
 
-Images are decoded by a few threads, encoded by one in batches, answered by a few; everything that
-changes what is known goes through one more, in order.
+Images come in by an intake, which all memories share; everything that changes what is known goes
+through one thread of the memory's own, in order.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
-import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from concurrent.futures import Future
+from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from anytimecl.classifier import AnytimeClassifier, LabelStats
 from anytimecl.codec import ImageBytes
-from anytimecl.errors import AnytimeError
-from anytimecl.images import load_image
+from anytimecl.errors import AnytimeError, ImageError, LabelError
 from anytimecl.labels import clean_label, clean_labels
+from anytimecl.memory import RequestKey
 from anytimecl.prediction import Prediction
-from anytimecl.serve.encoder import Encoder
+from anytimecl.serve import tracing
+from anytimecl.serve.audit import Audit
+from anytimecl.serve.backups import Backups
+from anytimecl.serve.choices import Choices
+from anytimecl.serve.consolidating import Consolidating
+from anytimecl.serve.disk import bytes_free, why_full
 from anytimecl.serve.events import Broadcast
+from anytimecl.serve.fair import Ticket
 from anytimecl.serve.history import History, Outcome
-from anytimecl.serve.jobs import Job, Jobs
-from anytimecl.serve.metrics import Metrics
+from anytimecl.serve.intake import Intake
+from anytimecl.serve.jobs import Job
+from anytimecl.serve.lessons import Lesson, ReadyLesson, Taught, cleaned, known, request_key
 from anytimecl.serve.options import Options
-from anytimecl.serve.pending import Pending, Promise
+from anytimecl.serve.pending import Pending
 from anytimecl.serve.problems import Busy, Problem
-from anytimecl.serve.recent import Entry, Recent, shrink
+from anytimecl.serve.recent import Entry, Recent
 from anytimecl.serve.turns import Turns
-from anytimecl.student import Learned
+from anytimecl.trainer import Learned
 
-log = logging.getLogger("anytimecl.serve")
 T = TypeVar("T")
 Learn = Callable[..., Learned]  # of label, candidates and key; what it learns from it holds already
-NAMES = 32  # labels embedded in one go
-KNOWN = 10_000  # labels remembered as embedded; the vectors' own cache holds twice as many
-
-
-class _Interrupted(Exception):
-    """A consolidation that the end of the service cut short."""
-
-
-@dataclass(frozen=True)
-class Taught:
-    """What became of a lesson."""
-
-    id: int
-    label: str
-    repeated: bool  # its key was known, so nothing was learned again
-    outcome: Outcome | None  # None where it was repeated
 
 
 class Engine:
-    """A classifier with its queues. It owns the classifier, and closes it."""
+    """A classifier with its queues. It owns the classifier, and closes it.
 
-    def __init__(self, classifier: AnytimeClassifier, options: Options) -> None:
+    Without an `intake` it has one of its own.
+    """
+
+    def __init__(
+        self, classifier: AnytimeClassifier, options: Options, intake: Intake | None = None
+    ) -> None:
         self.classifier = classifier
         self.options = options
-        self.metrics = Metrics()
-        self.jobs = Jobs()
+        self.intake = intake or Intake(classifier.backbone, options)
+        self._owns_intake = intake is None
+        self.metrics = self.intake.metrics
+        self.answer, self.look = self.intake.answer, self.intake.look
         self.broadcast = Broadcast(options.streams)
         self.recent = Recent(
             deque(classifier.memory.ids(), maxlen=options.thumbnails), options.thumbnails
         )
         path = classifier.memory.path
-        folder = path.parent if path else None
-        self.history = History(folder)
-        self.encoder = Encoder(
-            self._trunk,
-            batch=options.encode_batch,
-            waiting=options.encode_waiting,
-            observe=self.metrics.observe_batch,
-        )
+        self.folder = path.parent if path else None
+        self.read_only = classifier.memory.read_only
+        folder = None if self.read_only else self.folder  # where something may be written
+        self.history = History(self.folder, keep=not self.read_only)
+        self.audit = Audit(folder)
+        self.backups = Backups(self.folder)
+        self.choices = Choices(self.folder, keep=not self.read_only)
         self.turns = Turns("learner", options.learn_waiting)
-        self.names = Turns("names", options.name_waiting)
-        self._named: set[str] = set()  # labels whose vectors are at hand
-        self._decoders = ThreadPoolExecutor(2, "anytimecl-decode")  # bounds decoded images in RAM
-        self._answers = ThreadPoolExecutor(2, "anytimecl-answer")
-        self._stopping = threading.Event()
-        self._pending = Pending(folder)
-        self._keep_promise()
+        self._consolidating = Consolidating(
+            classifier, self.turns, self.broadcast, self.audit, Pending(folder)
+        )
+        self.jobs = self._consolidating.jobs
+        self._consolidating.keep_promise()
 
     # Predicting
 
     async def predict(
-        self, images: Sequence[bytes], labels: Sequence[str] | None, threshold: float
-    ) -> list[Prediction]:
-        """One for each image."""
+        self, images: Sequence[bytes | ImageError], labels: Sequence[str] | None, threshold: float
+    ) -> list[Prediction | ImageError]:
+        """For each image what it shows, or what is wrong with it."""
         asked = None if labels is None else clean_labels(labels)
         if asked is None and not self.classifier.labels:
             raise Problem(409, "Nothing is learned yet: say which labels to choose from.")
         await self._name(asked or ())
-        decoded = await asyncio.gather(*(self._decode(image) for image in images))
-        tokens = torch.stack(await self._encode([pixels for pixels, _ in decoded]))
-        return await self.answer(
+        with self.intake.ticket() as ticket:
+            decoded = await self.intake.decode(images, ticket)
+            good = [one[0] for one in decoded if not isinstance(one, ImageError)]
+            if not good:
+                return [one for one in decoded if isinstance(one, ImageError)]
+            tokens = torch.stack(await self.intake.encode(good, ticket))
+        found = await self.answer(
             lambda: self.classifier.predict_tokens(tokens, asked, threshold=threshold)
         )
-
-    async def answer(self, work: Callable[[], T]) -> T:
-        """Reading that may take a while, off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._answers, work)
+        answers = iter(found)
+        return [one if isinstance(one, ImageError) else next(answers) for one in decoded]
 
     # Learning
 
-    async def learn(
-        self, image: bytes, label: str, candidates: Sequence[str] | None, key: str | None
-    ) -> Taught:
+    async def learn(self, lesson: Lesson) -> Taught:
         """Durable when it returns."""
-        name = clean_label(label)
-        chosen = None if candidates is None else clean_labels([name, *candidates])
-        if key is not None:
-            known = await self.answer(lambda: self._known(key, name))
-            if known is not None:  # spare the trunk
-                return known
-        await self._name(chosen or ())
-        pixels, thumbnail = await self._decode(image, thumbnail=True)
-        if self.keeps_images:  # a codec of images makes its tokens itself
-            learn: Learn = functools.partial(self.classifier.learn_one, image)
-        else:
-            [tokens] = await self._encode([pixels], lesson=True)
-            learn = functools.partial(self.classifier.learn_tokens, tokens)
-        return await self.in_turn(lambda: self._teach(learn, name, chosen, key, thumbnail))
+        [taught] = await self.learn_many([lesson])
+        if isinstance(taught, Exception):
+            raise taught
+        return taught
+
+    async def learn_many(self, lessons: Sequence[Lesson]) -> list[Taught | Exception]:
+        """One after the other, each in its turn; of each what became of it, or why nothing did.
+
+        When there is no more room for them, or they take too long, the rest is left for later.
+        """
+        told: dict[int, Taught | Exception] = {}
+        ready: list[tuple[int, ReadyLesson]] = []
+        with self.intake.ticket() as ticket:
+            for at, lesson in enumerate(lessons):
+                try:
+                    found = await self._prepare(lesson)
+                except (ImageError, LabelError, Problem) as error:
+                    told[at] = error
+                else:
+                    if isinstance(found, Taught):  # spare the trunk
+                        told[at] = found
+                    else:
+                        ready.append((at, found))
+            looked = await self._look([one.image for _, one in ready], ticket)
+        end = time.monotonic() + self.options.learn_seconds
+        for (at, one), seen in zip(ready, looked, strict=True):
+            told[at] = await self._learn_one(one, seen, end, begun=bool(told))
+        return [told[at] for at in range(len(lessons))]
 
     async def learn_compressed(
         self,
@@ -139,11 +144,11 @@ class Engine:
         key: str,
     ) -> Taught:
         """Durable when it returns; the image was encoded elsewhere, and nobody sees it here."""
-        name = clean_label(label)
-        chosen = None if candidates is None else clean_labels([name, *candidates])
+        name, chosen = cleaned(label, candidates)
         await self._name(chosen or ())
         learn = functools.partial(self.classifier.learn_compressed, record, fingerprint=fingerprint)
-        return await self.in_turn(lambda: self._teach(learn, name, chosen, key, None))
+        unique = request_key(key, record, name, chosen)
+        return await self.in_turn(lambda: self._teach(learn, name, chosen, unique, None))
 
     async def forget_example(self, example: int) -> int:
         """Remove one example."""
@@ -155,6 +160,7 @@ class Engine:
                     raise Problem(404, f"There is no example {example}.")
             count = self.classifier.forget(example_id=example)
             self.recent.forget(example=example)
+            self.audit.add("forgot", example=example, event=memory.last)
             self.broadcast.send("forgotten", {"examples": count})
             return count
 
@@ -168,6 +174,8 @@ class Engine:
             if not (count := self.classifier.forget(label=name)):
                 raise Problem(404, f"There is no example of {name!r}.")
             self.recent.forget(label=name)
+            event = self.classifier.memory.last  # the memory's journal names them
+            self.audit.add("forgot", examples=count, event=event)
             self.broadcast.send("forgotten", {"examples": count})
             return count
 
@@ -178,7 +186,8 @@ class Engine:
 
         One that waits too long is taken back, so that whoever asked may safely ask again.
         """
-        future = self.turns.submit(work)
+        context = contextvars.copy_context()  # who asks
+        future: Future[T] = self.turns.submit(lambda: context.run(work))
         try:
             waiting = asyncio.shield(asyncio.wrap_future(future))
             return await asyncio.wait_for(waiting, self.options.learn_seconds)
@@ -187,56 +196,17 @@ class Engine:
                 told = "A longer task is under way; nothing was changed. Ask again later."
                 raise Busy(told, self.turns.wait) from None
             return await asyncio.wrap_future(future)
-
-    # Consolidating
-
-    def consolidate(self, epochs: int, begun: int = 0) -> Job:
-        """Begin a job, and return at once. A stop or a crash only puts it off."""
-        if not len(self.classifier):
-            raise Problem(409, "Nothing is learned yet: there is nothing to practise.")
-        job = self.jobs.begin("consolidate")
-        if job is None:
-            raise Problem(409, "A consolidation is under way already.")
-        try:  # the promise first: a quick job would take it back before it was given
-            self._pending.write(Promise(epochs, begun + 1))
-            self.turns.submit(lambda: self._consolidate(job, epochs))
-        except BaseException:
-            self._pending.clear()
-            self.jobs.drop(job.id)
+        except asyncio.CancelledError:
+            future.cancel()  # who asked has gone; what has begun is finished all the same
             raise
-        return job
 
-    def _keep_promise(self) -> None:
-        """Take up what the last process did not finish."""
-        promise = self._pending.read()
-        self._pending.clear()
-        if promise is not None and len(self.classifier):
-            log.warning("the consolidation that was cut short begins again")
-            self.consolidate(promise.epochs, promise.begun)
+    def consolidate(self, epochs: int) -> Job:
+        """Begin a job, and return at once. A stop or a crash only puts it off."""
+        return self._consolidating.begin(epochs)
 
-    def _consolidate(self, job: Job, epochs: int) -> None:
-        def progress(done: int, steps: int) -> None:
-            if self._stopping.is_set():
-                raise _Interrupted  # all of it counts or nothing: what is known stays whole
-            self._tell(self.jobs.change(job.id, state="running", done=done, steps=steps))
-
-        try:
-            self._tell(self.jobs.change(job.id, state="running"))
-            self.classifier.consolidate(epochs, progress=progress)
-        except _Interrupted:
-            told = "The service stopped; it begins again when it is back."
-            self._tell(self.jobs.change(job.id, state="failed", error=told))
-            return
-        except Exception as error:
-            log.exception("consolidation failed")
-            told = str(error) if isinstance(error, AnytimeError) else "An error inside the service."
-            self._tell(self.jobs.change(job.id, state="failed", error=told))
-        else:
-            self._tell(self.jobs.change(job.id, state="done"))
-        self._pending.clear()
-
-    def _tell(self, job: Job) -> None:
-        self.broadcast.send("job", job_data(job))
+    def cancel(self, identity: str) -> Job | None:
+        """End a job that is not over; what is known stays as it was before it."""
+        return self._consolidating.cancel(identity)
 
     # Knowing
 
@@ -247,7 +217,7 @@ class Engine:
     @property
     def keeps_images(self) -> bool:
         """Whether the memory holds image files rather than features."""
-        return self.classifier.settings.codec == ImageBytes.name
+        return self.classifier.settings.name_of("codec") == ImageBytes.name
 
     def disk_bytes(self) -> int:
         """Database and write-ahead log."""
@@ -260,105 +230,130 @@ class Engine:
     @property
     def ready(self) -> bool:
         """Whether every part works."""
-        return self.encoder.alive and self.turns.alive and not self._stopping.is_set()
+        stopping = self._consolidating.stopping.is_set()
+        return self.intake.alive and self.turns.alive and not stopping
+
+    @property
+    def idle(self) -> bool:
+        """Whether no change waits and no job is under way."""
+        job = self.jobs.latest()
+        return not len(self.turns) and (job is None or job.over)
+
+    def disk_free(self) -> int | None:
+        """Bytes that the memory's disk has left; None where there is no disk."""
+        return None if self.folder is None else bytes_free(self.folder)
+
+    def not_ready(self) -> str | None:
+        """Why no work should be sent here; None if it should."""
+        if not self.ready:
+            return "The service is stopping."
+        if self.folder is None or self.read_only:
+            return None
+        return why_full(self.folder, self.options.disk_free)
 
     # Ending
 
     def stop_soon(self) -> None:
         """Take on no long work, and end what only listens; requests under way go on."""
-        self._stopping.set()
+        self._consolidating.stopping.set()
         self.broadcast.close()
 
     def close(self) -> None:
         """Finish what was taken on, then let go of the memory."""
         self.stop_soon()
-        self._decoders.shutdown()
-        self.encoder.close()
+        if self._owns_intake:
+            self.intake.close()
         self.turns.close()
-        self.names.close()
-        self._answers.shutdown()
         self.history.close()
+        self.audit.close()
         self.classifier.close()
 
     # Inside
 
     async def _name(self, labels: Sequence[str]) -> None:
-        """Have new labels embedded beforehand, a few at a time.
+        await self.intake.name(labels, self.classifier.settings.templates)
 
-        A list of a thousand takes many seconds: whoever asks about known ones shall not wait.
-        """
-        backbone, templates = self.classifier.backbone, self.classifier.settings.templates
-        new = [label for label in labels if label not in self._named]
-        for start in range(0, len(new), NAMES):
-            some = new[start : start + NAMES]
-            await asyncio.wrap_future(
-                self.names.submit(functools.partial(backbone.embed_labels, some, templates))
+    async def _prepare(self, lesson: Lesson) -> ReadyLesson | Taught:
+        """A lesson that makes sense, or what its key taught before."""
+        if isinstance(lesson.image, ImageError):
+            raise lesson.image
+        name, chosen = cleaned(lesson.label, lesson.candidates)
+        content = lesson.image if lesson.content is None else lesson.content
+        key = await self.answer(functools.partial(request_key, lesson.key, content, name, chosen))
+        taught = await self.answer(functools.partial(known, self.classifier.memory, key, name))
+        if taught is not None:
+            return taught
+        await self._name(chosen or ())
+        return ReadyLesson(lesson.image, name, chosen, key, lesson.source)
+
+    async def _look(
+        self, images: Sequence[bytes], ticket: Ticket
+    ) -> list[tuple[Learn, bytes | None] | ImageError]:
+        """What learns from each image, and its small picture."""
+        if not images:
+            return []
+        decoded = await self.intake.decode(images, ticket, thumbnail=True)
+        good = [one[0] for one in decoded if not isinstance(one, ImageError)]
+        # A codec of images makes its tokens itself.
+        plain = self.keeps_images or not good
+        tokens = iter([] if plain else await self.intake.encode(good, ticket, lesson=True))
+        looked: list[tuple[Learn, bytes | None] | ImageError] = []
+        for image, one in zip(images, decoded, strict=True):
+            if isinstance(one, ImageError):
+                looked.append(one)
+            elif self.keeps_images:
+                looked.append((functools.partial(self.classifier.learn_one, image), one[1]))
+            else:
+                learn = functools.partial(self.classifier.learn_tokens, next(tokens))
+                looked.append((learn, one[1]))
+        return looked
+
+    async def _learn_one(
+        self,
+        one: ReadyLesson,
+        seen: tuple[Learn, bytes | None] | ImageError,
+        end: float,
+        *,
+        begun: bool,
+    ) -> Taught | Exception:
+        """In its turn, unless those before it have used up the time."""
+        if isinstance(seen, ImageError):
+            return seen
+        learn, thumbnail = seen
+        learn = functools.partial(learn, source=one.source)
+        if not self.keeps_images:  # of an image itself the memory makes its own
+            learn = functools.partial(learn, thumbnail=thumbnail)
+        if begun and time.monotonic() > end:
+            return Busy("The lessons before it took too long; send it again.", 1)
+        try:
+            return await self.in_turn(
+                lambda: self._teach(learn, one.label, one.candidates, one.key, thumbnail)
             )
-            self._named.update(some)
-        if len(self._named) > KNOWN:
-            self._named.clear()  # the cache behind it forgets too
-
-    def _trunk(self, pixels: Tensor) -> Tensor:
-        return self.classifier.backbone.trunk(pixels.to(self.classifier.backbone.device))
-
-    async def _decode(self, image: bytes, thumbnail: bool = False) -> tuple[Tensor, bytes | None]:
-        """Pixels [3, height, width], and a small picture if it is wanted.
-
-        Pixels, since a decoded image may be a hundred times as large, and many may wait.
-        """
-
-        def decode() -> tuple[Tensor, bytes | None]:
-            loaded = load_image(image, max_pixels=self.options.pixels)
-            small = shrink(loaded) if thumbnail else None
-            return self.classifier.backbone.pixels([loaded])[0], small
-
-        return await asyncio.get_running_loop().run_in_executor(self._decoders, decode)
-
-    async def _encode(self, pixels: Sequence[Tensor], *, lesson: bool = False) -> list[Tensor]:
-        futures: list[Future[Tensor]] = self.encoder.submit(pixels, lesson=lesson)
-        return list(await asyncio.gather(*map(asyncio.wrap_future, futures)))
-
-    def _known(self, key: str, label: str) -> Taught | None:
-        """What the key taught before."""
-        memory = self.classifier.memory
-        example = memory.has_key(key)
-        if example is None:
-            return None
-        taught = memory.example(example).label
-        if taught != label:
-            raise Problem(
-                409, f"The idempotency key belongs to example {example}, which is {taught!r}."
-            )
-        return Taught(example, label, repeated=True, outcome=None)
+        except (Problem, AnytimeError) as error:
+            return error
 
     def _teach(
         self,
         learn: Learn,
         label: str,
         candidates: Sequence[str] | None,
-        key: str | None,
+        key: RequestKey | None,
         thumbnail: bytes | None,
     ) -> Taught:
-        if key is not None and (known := self._known(key, label)) is not None:
-            return known
+        if (taught := known(self.classifier.memory, key, label)) is not None:
+            return taught
         began = time.monotonic()
-        learned = learn(label, candidates=candidates, key=key)
+        before = self.classifier.memory.last
+        with tracing.span("learn"):
+            learned = learn(label, candidates=candidates, key=key)
+        event = self.classifier.memory.last
+        if event == before:  # it is taught so already
+            return Taught(learned.id, label, repeated=True, outcome=None)
         self.metrics.learn.observe(time.monotonic() - began)
         self.metrics.steps.inc()
-        outcome = Outcome(*learned)
+        outcome = Outcome(*learned[:4])
         self.history.add(outcome)
         self.recent.add(Entry(learned.id, label, thumbnail))
+        self.audit.add("learned", example=learned.id)
         self.broadcast.send("learned", {"id": learned.id, "label": label})
-        return Taught(learned.id, label, repeated=False, outcome=outcome)
-
-
-def job_data(job: Job) -> dict[str, Any]:
-    """A job as requests see it."""
-    return {
-        "id": job.id,
-        "kind": job.kind,
-        "state": job.state,
-        "done": job.done,
-        "steps": job.steps,
-        "error": job.error,
-    }
+        return Taught(learned.id, label, False, outcome, learned.replaced, event)

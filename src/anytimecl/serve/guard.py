@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import logging
+import re
 import secrets
 import time
+from collections import Counter
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from anytimecl.serve import tracing
+from anytimecl.serve.access import HEALTH, OPEN, PAGE, SAFE, Need, needed
+from anytimecl.serve.asking import ASKER, Asker
+from anytimecl.serve.assets import ASSETS
+from anytimecl.serve.logs import access
 from anytimecl.serve.metrics import REFUSALS, Metrics
 from anytimecl.serve.options import Options
 from anytimecl.serve.problems import Busy, Problem, respond
 from anytimecl.serve.rates import Rates
-from anytimecl.serve.tokens import Scope as Allowed
-from anytimecl.serve.tokens import Tokens, name_of
+from anytimecl.serve.tokens import EVERYTHING, AccessTokens, Grant, name_of
 
 log = logging.getLogger("anytimecl.serve")
-
-# The page holds nothing of the memory, and asks for a token itself.
-PAGE = frozenset({"/", "/page.css", "/page.js", "/icon.svg"})
-OPEN = PAGE | {"/healthz", "/readyz", "/openapi.json"}
-READING_POSTS = frozenset({"/v1/predict", "/label-studio/predict", "/label-studio/setup"})
+NOBODY = Grant("", "read", frozenset())
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")  # that a client may choose
+ELSEWHERE = frozenset({"cross-site", "same-site"})  # where a browser says a request is from
+LEAVING = 0.05  # seconds, in which a request ends whose connection was closed to make room
+SMALL = 16  # an upload is small if so many of it fit into the largest
+GONE = 499  # what logs call a request whose client did not wait for the answer
 METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})
-SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 SECURITY = {
     "content-security-policy": (
@@ -43,27 +51,26 @@ SECURITY = {
 }
 
 
-def needed(method: str, path: str) -> Allowed | None:
-    """The scope that a request needs; whatever is not known to only read, writes.
-
-    >>> needed("GET", "/v1/stats"), needed("DELETE", "/v1/anything"), needed("GET", "/healthz")
-    ('read', 'write', None)
-    """
-    if method in SAFE:
-        return None if path in OPEN else "read"
-    return "read" if path in READING_POSTS else "write"
-
-
 class Guard:
     """The app, guarded."""
 
-    def __init__(self, app: ASGIApp, tokens: Tokens, options: Options, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        tokens: AccessTokens,
+        options: Options,
+        metrics: Metrics,
+        *,
+        read_only: bool = False,
+    ) -> None:
         self.app = app
+        self._read_only = read_only
+        self._under_way = 0  # requests
         self._tokens = tokens
         self._options = options
         self._metrics = metrics
         self._rates = Rates(options.per_second, options.burst)
-        self._uploading = 0  # bytes of all requests under way
+        self._uploading: Counter[str] = Counter()  # bytes of requests under way, by client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
@@ -74,22 +81,71 @@ class Guard:
         answer = _Answer(scope, send)
         body = _Body(self, receive)
         try:
-            self._admit(scope)
+            self._under_way += 1
+            ASKER.set(Asker(request=answer.identity))
+            if self._under_way > self._options.connections:
+                await asyncio.sleep(LEAVING)
+            asker = self._admit(scope, answer.identity)
+            ASKER.set(asker)
+            body.client = asker.client
             body.expect(Headers(scope=scope).get("content-length"))
-            await self.app(scope, body.receive, answer.send)
+            await self._traced(scope, body, answer)
         except Problem as problem:
             if not answer.started:
                 # Whoever is turned away may still be sending: that connection is not used again.
                 problem.headers["connection"] = "close"
                 await respond(problem)(scope, receive, answer.send)
+        except ClientDisconnect:
+            answer.status = GONE
         except Exception:
             log.exception("request %s failed", answer.identity)
             if not answer.started:
                 told = Problem(500, f"An error inside the service; its log has {answer.identity}.")
                 await respond(told)(scope, receive, answer.send)
         finally:
-            self._uploading -= body.size
+            self._under_way -= 1
+            self._give_back(body.client, body.size)
             self._count(scope, answer)
+
+    async def _traced(self, scope: Scope, body: _Body, answer: _Answer) -> None:
+        if not tracing.on():
+            await self._pass_on(scope, body, answer)
+            return
+        about = {"http.request.method": scope["method"], "anytimecl.request": answer.identity}
+        with tracing.request_span(dict(Headers(scope=scope)), **about) as span:
+            try:
+                await self._pass_on(scope, body, answer)
+            finally:
+                route = getattr(scope.get("route"), "path", "other")
+                span.update_name(f"{scope['method']} {route}")
+                span.set_attribute("http.route", route)
+                span.set_attribute("http.response.status_code", answer.status)
+
+    async def _pass_on(self, scope: Scope, body: _Body, answer: _Answer) -> None:
+        """To the app, as long as there is somebody to answer to.
+
+        HEAD is answered as GET would be, without the body.
+        """
+        head = scope["method"] == "HEAD"
+        asked = {**scope, "method": "GET"} if head else scope
+        work = asyncio.ensure_future(self.app(asked, body.receive, answer.send))
+        gone = asyncio.ensure_future(answer.begun.wait() if head else body.gone())
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            scope["route"] = asked.get("route")
+            if head and not work.done():
+                await answer.end()  # a stream would never end by itself
+                work.cancel()
+            elif not work.done() and not answer.started:
+                work.cancel()
+                answer.status = GONE
+            await work
+        except asyncio.CancelledError:
+            if not work.cancelled():  # the server itself gives up
+                work.cancel()
+                raise
+        finally:
+            gone.cancel()
 
     def _count(self, scope: Scope, answer: _Answer) -> None:
         """Under names of our own: a client could invent any number of methods and paths."""
@@ -100,32 +156,78 @@ class Guard:
         # By the answer: the app turns most of its own refusals into one before they come here.
         if answer.status in REFUSALS:
             self._metrics.refused.labels(status).inc()
+        if access.isEnabledFor(logging.INFO):
+            fields = {
+                "method": method,
+                "route": route,
+                "status": answer.status,
+                "seconds": round(seconds, 4),
+                "who": ASKER.get().name,
+            }
+            access.info("answered", extra={"fields": fields, "request": answer.identity})
 
-    def _admit(self, scope: Scope) -> None:
+    def _admit(self, scope: Scope, identity: str) -> Asker:
+        """Who asks, if it may ask this."""
         headers = Headers(scope=scope)
         method, path = scope["method"], scope["path"]
         authorization = headers.get("authorization", "")
-        allowed = self._tokens.scope(authorization) if self._tokens else "write"
-        client = (scope.get("client") or ("unknown",))[0]
-        if self._tokens and allowed is not None:
-            client = name_of(authorization)
-        if path not in ("/healthz", "/readyz") and (wait := self._rates.wait(client)):
-            raise Busy("You ask too often; ask again later.", wait)
+        grant = self._tokens.find(authorization) if self._tokens else EVERYTHING
+        client = name = str((scope.get("client") or ("unknown",))[0])
+        if self._tokens and grant is not None:
+            client, name = name_of(authorization), grant.name
+        if path not in HEALTH:  # whoever asks whether it lives is always told
+            if self._under_way > self._options.connections:
+                raise Busy("Too many requests at once; ask again later.", 1)
+            # A tab asks for all files of the page at once, and they cost nothing.
+            if path not in ASSETS and (wait := self._rates.wait(client)):
+                raise Busy("You ask too often; ask again later.", wait)
         if not self._tokens:
             _check_host(headers.get("host", ""))
         if method not in SAFE:
             _check_origin(headers)
+        if path not in OPEN and headers.get("sec-fetch-site") in ELSEWHERE:
+            raise Problem(403, "Requests from pages of other origins are refused.")
         need = needed(method, path)
-        if need is not None and allowed is None:
-            raise Problem(401, "Send a token: Authorization: Bearer ...", www_authenticate="Bearer")
-        if need == "write" and allowed != "write":
-            raise Problem(403, "This token may only read.")
+        self._allow(need, grant, method)
+        allowed = functools.partial(self._still_may, authorization, need)
+        return Asker(client, name, identity, grant or NOBODY, allowed)
 
-    def take(self, count: int) -> None:
-        """Count bytes of an upload against what all may hold together."""
-        self._uploading += count
-        if self._uploading > self._options.uploads_bytes:
+    def _still_may(self, authorization: str, need: Need) -> bool:
+        """For streams, which outlast what was true when they began."""
+        if need.right is None or not self._tokens:
+            return True
+        grant = self._tokens.find(authorization)
+        return grant is not None and grant.covers(need.memories) and grant.includes(need.right)
+
+    def _allow(self, need: Need, grant: Grant | None, method: str) -> None:
+        if need.right is None:
+            return
+        if grant is None:
+            raise Problem(401, "Send a token: Authorization: Bearer ...", www_authenticate="Bearer")
+        if not grant.covers(need.memories):  # the same whether there is such a memory or not
+            raise Problem(403, "This token is not for this memory.")
+        if not grant.includes(need.right):
+            raise Problem(403, f"This token may only {grant.right}; it takes one that may do more.")
+        if need.right != "read" and self._read_only and method not in SAFE:
+            raise Problem(403, "This service only reads: nothing can be taught or changed here.")
+
+    def take(self, client: str, count: int, size: int) -> None:
+        """Count bytes of an upload, which has this size so far, against what all may hold together.
+
+        The last quarter is for small ones, and the last eighth for clients that have little: who
+        sends much, and slowly, keeps out others who do so, and nobody else.
+        """
+        self._uploading[client] += count
+        room, taken = self._options.uploads_bytes, self._uploading.total()
+        crowded = size > self._options.upload_bytes // SMALL and taken > room * 3 // 4
+        greedy = self._uploading[client] > room * 7 // 8
+        if taken > room or crowded or greedy:
             raise Busy("Too much is being uploaded at once; ask again later.", 2)
+
+    def _give_back(self, client: str, size: int) -> None:
+        self._uploading[client] -= size
+        if not self._uploading[client]:
+            del self._uploading[client]
 
     @property
     def options(self) -> Options:
@@ -139,8 +241,15 @@ class _Body:
     def __init__(self, guard: Guard, receive: Receive) -> None:
         self._guard, self._receive = guard, receive
         self._deadline = time.monotonic() + guard.options.upload_seconds
-        self._complete = False
+        self._complete = asyncio.Event()
+        self.client = ""
         self.size = 0
+
+    async def gone(self) -> None:
+        """Returns when the client has closed its connection, having sent everything."""
+        await self._complete.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
     def expect(self, length: str | None) -> None:
         """Refuse by the head alone what is said to be too large."""
@@ -149,7 +258,7 @@ class _Body:
 
     async def receive(self) -> Message:
         """As ASGI has it."""
-        if self._complete:  # now it only waits for the client to go away
+        if self._complete.is_set():  # now it only waits for the client to go away
             return await self._receive()
         try:
             left = self._deadline - time.monotonic()
@@ -159,9 +268,10 @@ class _Body:
         if message["type"] == "http.request":
             size = len(message.get("body", b""))
             self.size += size
-            self._guard.take(size)
+            self._guard.take(self.client, size, self.size)
             self._check(self.size)
-            self._complete = not message.get("more_body", False)
+            if not message.get("more_body", False):
+                self._complete.set()
         return message
 
     def _check(self, size: int) -> None:
@@ -176,7 +286,9 @@ class _Answer:
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
         self._page = scope["path"] in PAGE
-        self.identity = secrets.token_hex(8)
+        chosen = Headers(scope=scope).get("x-request-id", "")
+        self.identity = chosen if REQUEST_ID.fullmatch(chosen) else secrets.token_hex(8)
+        self.begun = asyncio.Event()
         self.began = time.monotonic()
         self.started = False
         self.status = 0
@@ -192,6 +304,12 @@ class _Answer:
             headers["cache-control"] = "no-cache" if self._page else "no-store"
             headers["x-request-id"] = self.identity
         await self._send(message)
+        if self.started:
+            self.begun.set()
+
+    async def end(self) -> None:
+        """Nothing more will come."""
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _check_host(host: str) -> None:

@@ -7,12 +7,13 @@ leaves nothing here. Losing it costs the chart and nothing else.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
+
+from anytimecl.files import replacing
 
 FILE = "outcomes.csv"
 KEPT = 2_000  # lessons
@@ -38,15 +39,16 @@ class History:
     (1.0, 0.0, 1.0)
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, *, keep: bool = True) -> None:
         self._latest: deque[Outcome] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
         self._file: IO[str] | None = None
         if folder is not None:
             with suppress(OSError):  # a chart is not worth a failure
                 self._latest.extend(_read(folder / FILE))
-                _rewrite(folder / FILE, list(self._latest))
-                self._file = (folder / FILE).open("a", encoding="ascii")
+                if keep:
+                    _rewrite(folder / FILE, list(self._latest))
+                    self._file = (folder / FILE).open("a", encoding="ascii")
 
     def add(self, outcome: Outcome) -> None:
         """One more."""
@@ -58,6 +60,8 @@ class History:
                     self._file.flush()
                 except OSError as error:
                     log.warning("the chart is no longer kept on disk: %s", error)
+                    with suppress(OSError):
+                        self._file.close()
                     self._file = None
 
     def latest(self, count: int = KEPT) -> list[Outcome]:
@@ -79,7 +83,8 @@ class History:
         """Let go of the file."""
         with self._lock:
             if self._file is not None:
-                self._file.close()
+                with suppress(OSError):
+                    self._file.close()
                 self._file = None
 
 
@@ -101,6 +106,5 @@ def _read(file: Path) -> list[Outcome]:
 
 def _rewrite(file: Path, outcomes: list[Outcome]) -> None:
     """So that it stays bounded however often the service is started."""
-    part = file.with_suffix(".part")
-    part.write_text("".join(_line(outcome) for outcome in outcomes), encoding="ascii")
-    os.replace(part, file)
+    with replacing(file) as draft:
+        draft.write_text("".join(_line(outcome) for outcome in outcomes), encoding="ascii")

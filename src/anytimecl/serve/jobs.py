@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 KEPT = 100  # jobs that are over and can still be asked about
-State = Literal["queued", "running", "done", "failed"]
+State = Literal["queued", "running", "done", "failed", "cancelled"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Job:
     @property
     def over(self) -> bool:
         """Whether it will change no more."""
-        return self.state in ("done", "failed")
+        return self.state in ("done", "failed", "cancelled")
 
 
 class Jobs:
@@ -67,6 +67,11 @@ class Jobs:
         """The job, if it is known."""
         with self._lock:
             return self._jobs.get(identity)
+
+    def all(self) -> list[Job]:
+        """Newest first."""
+        with self._lock:
+            return list(reversed(self._jobs.values()))
 
     def latest(self) -> Job | None:
         """The newest, if there is one."""

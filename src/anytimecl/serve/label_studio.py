@@ -1,56 +1,42 @@
 """Label Studio talks to this service as to any of its ML backends: give it <address>/label-studio.
 
-It asks for predictions of a project's tasks, and tells of annotations, which are learned.
-Pictures are fetched from the one Label Studio that the service was told of, and from nowhere else:
-a task could otherwise have the service ask its own network for anything.
+It asks for predictions of a project's tasks, and tells of annotations: what is created is learned,
+what is changed is relabelled, what is deleted is forgotten. Pictures are fetched from the one Label
+Studio that the service was told of, and from nowhere else: a task could otherwise have the service
+ask its own network for anything.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import urllib.error
-import urllib.request
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
-from fastapi import APIRouter, Body
+from fastapi import APIRouter, Body, Request
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
 
 from anytimecl import __version__
 from anytimecl.errors import ImageError
+from anytimecl.prediction import Prediction
+from anytimecl.serve.curated import RelabelTold
+from anytimecl.serve.curation import tell_change
 from anytimecl.serve.engine import Engine
+from anytimecl.serve.lessons import Lesson
 from anytimecl.serve.problems import Problem
 from anytimecl.serve.schemas import IMAGES, LABELS, problem_responses
-from anytimecl.serve.uploads import from_base64
+from anytimecl.serve.studio_files import Allowance, LabelStudio, fetch, fetch_or_error
+from anytimecl.serve.uploads import check_json
 
 MODEL_VERSION = f"anytimecl-{__version__}"
-LEARNED = ("ANNOTATION_CREATED", "ANNOTATION_UPDATED")
+CREATED, UPDATED = "ANNOTATION_CREATED", "ANNOTATION_UPDATED"
+DELETED = ("ANNOTATION_DELETED", "ANNOTATIONS_DELETED")
 LONGEST_CONFIG = 1_000_000  # characters
-SECONDS = 20.0  # for one picture
-
-
-@dataclass(frozen=True)
-class Studio:
-    """The Label Studio whose pictures may be fetched."""
-
-    url: str | None = None
-    key: str | None = None  # its access token
-
-    def resolve(self, address: str) -> str:
-        """The whole address of a picture, if it lies there."""
-        if self.url is None:
-            raise Problem(
-                422, "Pictures in Label Studio are fetched after `anytimecl serve --label-studio`."
-            )
-        whole, own = urljoin(self.url.rstrip("/") + "/", address), urlsplit(self.url)
-        found = urlsplit(whole)
-        if (found.scheme, found.netloc) != (own.scheme, own.netloc):
-            raise Problem(422, f"The picture is not on {self.url}, and others are not fetched.")
-        return whole
+MOST = 1_000  # examples of one annotation, annotations of one message
 
 
 class Control(NamedTuple):
@@ -65,7 +51,6 @@ class Control(NamedTuple):
 class Task(BaseModel):
     """A task of a project."""
 
-    id: int | None = None
     data: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -78,9 +63,39 @@ class PredictTasks(BaseModel):
     )
 
 
-def make_router(engine: Engine, studio: Studio) -> APIRouter:
+class LearnedTold(BaseModel):
+    """An example, and whether it was there before."""
+
+    id: int
+    label: str
+    repeated: bool
+
+
+class WebhookTold(BaseModel):
+    """What became of a message."""
+
+    learned: list[LearnedTold] = []
+    relabelled: list[RelabelTold] = []
+    forgotten: int = 0
+
+
+class _Checked(APIRoute):
+    """What comes is looked at before it is parsed."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """As FastAPI has it."""
+        handle = super().get_route_handler()
+
+        async def checked(request: Request) -> Response:
+            check_json(await request.body())
+            return await handle(request)
+
+        return checked
+
+
+def make_router(engine: Engine, studio: LabelStudio) -> APIRouter:
     """The routes that an ML backend has."""
-    router = APIRouter(prefix="/label-studio", tags=["Label Studio"])
+    router = APIRouter(prefix="/label-studio", tags=["Label Studio"], route_class=_Checked)
     responses = problem_responses(413, 422)
 
     @router.get("/health", summary="For Label Studio", responses=problem_responses())
@@ -97,34 +112,112 @@ def make_router(engine: Engine, studio: Studio) -> APIRouter:
     async def predict(asked: PredictTasks) -> dict[str, Any]:
         """One result for each task; a picture that cannot be read gets an empty one."""
         control = find_control(asked.label_config)
-        results = await asyncio.gather(
-            *(_predict(engine, studio, control, task.data) for task in asked.tasks)
+        allowance = Allowance()
+        addresses = [task.data.get(control.field) for task in asked.tasks]
+        images = await asyncio.gather(
+            *(fetch_or_error(studio, address, allowance) for address in addresses)
         )
+        found = await engine.predict(images, control.labels, 1.0) if images else []
+        results = [_result(control, one) for one in found]
         return {"results": results, "model_version": MODEL_VERSION}
 
     @router.post("/webhook", status_code=201, summary="For Label Studio", responses=responses)
-    async def webhook(event: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
-        """Learns a created or updated annotation; others are passed over.
+    async def webhook(event: dict[str, Any] = Body()) -> WebhookTold:  # noqa: B008
+        """Learns what is created, relabels what is updated, forgets what is deleted.
 
-        The same annotation with the same choice is learned once, however often it is told.
+        However often it is told of the same, it is done once. Other messages are passed over.
         """
-        if event.get("action") not in LEARNED:
-            return {"learned": []}
+        action = event.get("action")
+        if action in DELETED:
+            return WebhookTold(forgotten=await _forget(engine, _deleted(event)))
+        if action not in (CREATED, UPDATED):
+            return WebhookTold()
         control = find_control(str(_inside(event, "project", "label_config") or ""))
-        choices = chosen(event, control)
+        annotation, choices = _inside(event, "annotation", "id"), chosen(event, control)
+        taught = await _examples_of(engine, annotation) if action == UPDATED else []
         if not choices:
-            return {"learned": []}
-        image = await _fetch(studio, _inside(event, "task", "data", control.field))
-        annotation = _inside(event, "annotation", "id")
-        learned = []
-        for choice in choices:
-            told = f"{studio.url}|{annotation}|{choice}" if annotation is not None else None
-            key = told and "label-studio:" + hashlib.sha256(told.encode()).hexdigest()
-            taught = await engine.learn(image, choice, None, key)
-            learned.append({"id": taught.id, "label": taught.label, "repeated": taught.repeated})
-        return {"learned": learned}
+            gone = [annotation] if taught else []
+            return WebhookTold(forgotten=await _forget(engine, gone))
+        if taught:
+            return WebhookTold(relabelled=await _relabel(engine, taught, choices[0]))
+        address = _inside(event, "task", "data", control.field)
+        image = await fetch(studio, address, Allowance())
+        moment = _inside(event, "annotation", "updated_at") if action == UPDATED else ""
+        told = f"{studio.url}|{annotation}|{choices[0]}|{moment}"
+        key = "label-studio:" + hashlib.sha256(told.encode()).hexdigest()
+        lesson = Lesson(
+            image,
+            choices[0],  # an image has one label: of several choices the first
+            key=None if annotation is None else key,
+            content=b"",  # the picture behind the same address may have changed
+            source=_source(annotation, address),
+        )
+        done = await engine.learn(lesson)
+        return WebhookTold(
+            learned=[LearnedTold(id=done.id, label=done.label, repeated=done.repeated)]
+        )
 
     return router
+
+
+# An example is found again by its source, which goes with it when it is forgotten.
+
+
+def _source(annotation: Any, address: Any) -> str:
+    """What a picture is called.
+
+    >>> _source(11, "/data/upload/1-my%20cat.png?d=3")
+    'label-studio/annotation-11/1-my cat.png'
+    """
+    plain = isinstance(address, str) and not address.startswith("data:")
+    name = unquote(address.partition("?")[0].rpartition("/")[2]) if plain else ""
+    return f"{_prefix(annotation)}{name[:100] or 'picture'}"
+
+
+def _prefix(annotation: Any) -> str:
+    return f"label-studio/annotation-{annotation}/"
+
+
+async def _examples_of(engine: Engine, annotation: Any) -> list[int]:
+    """What an annotation taught, as far as it is still there."""
+    if not isinstance(annotation, int):
+        return []
+    found = await engine.answer(
+        lambda: engine.classifier.examples(source=_prefix(annotation), limit=MOST)
+    )
+    return [one.id for one in found.examples]
+
+
+async def _relabel(engine: Engine, examples: Sequence[int], label: str) -> list[RelabelTold]:
+    """Those that have another label; who asks twice changes nothing the second time."""
+
+    def relabel() -> list[RelabelTold]:
+        changed = []
+        for example in examples:
+            done = engine.classifier.relabel(example, label)
+            if done.before != done.label:
+                event = tell_change(engine, "relabelled", example=example)
+                changed.append(
+                    RelabelTold(id=done.id, label=done.label, before=done.before, event=event)
+                )
+        return changed
+
+    return await engine.in_turn(relabel)
+
+
+async def _forget(engine: Engine, annotations: Sequence[Any]) -> int:
+    gone = 0
+    for annotation in annotations:
+        for example in await _examples_of(engine, annotation):
+            gone += await engine.forget_example(example)
+    return gone
+
+
+def _deleted(event: Mapping[str, Any]) -> list[Any]:
+    """The annotations of a message about deleted ones."""
+    several = event.get("annotations")
+    found = several if isinstance(several, list) else [event.get("annotation")]
+    return [_inside(one, "id") for one in found[:MOST]]
 
 
 def find_control(config: str) -> Control:
@@ -163,15 +256,8 @@ def chosen(event: Mapping[str, Any], control: Control) -> list[str]:
     return found[:LABELS]
 
 
-async def _predict(
-    engine: Engine, studio: Studio, control: Control, data: Mapping[str, Any]
-) -> dict[str, Any]:
-    try:
-        image = await _fetch(studio, data.get(control.field))
-        [prediction] = await engine.predict([image], control.labels, 1.0)
-    except (ImageError, Problem) as error:
-        if isinstance(error, Problem) and error.status != 422:
-            raise  # not the picture's fault: ask again
+def _result(control: Control, prediction: Prediction | ImageError) -> dict[str, Any]:
+    if isinstance(prediction, ImageError):
         return {"result": [], "score": 0.0, "model_version": MODEL_VERSION}
     return {
         "result": [
@@ -185,34 +271,6 @@ async def _predict(
         "score": prediction.probability,
         "model_version": MODEL_VERSION,
     }
-
-
-async def _fetch(studio: Studio, address: Any) -> bytes:
-    if not isinstance(address, str) or not address:
-        raise Problem(422, "The task has no picture.")
-    if address.startswith("data:"):
-        return from_base64(address, 0)
-    return await asyncio.to_thread(_download, studio.resolve(address), studio.key)
-
-
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """A redirect could lead anywhere."""
-
-    def redirect_request(self, *args: Any) -> None:
-        return None
-
-
-def _download(url: str, key: str | None, most: int = 32 << 20) -> bytes:
-    request = urllib.request.Request(url, headers={"Authorization": f"Token {key}"} if key else {})
-    try:
-        with urllib.request.build_opener(_Stay).open(request, timeout=SECONDS) as response:
-            data: bytes = response.read(most + 1)
-    except (OSError, urllib.error.URLError) as error:
-        why = getattr(error, "code", "") or getattr(error, "reason", error)
-        raise Problem(422, f"The picture cannot be fetched from Label Studio: {why}.") from None
-    if len(data) > most:
-        raise Problem(413, f"A picture has at most {most:,} bytes.")
-    return data
 
 
 def _inside(value: Any, *path: str) -> Any:

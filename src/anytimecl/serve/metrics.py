@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -43,19 +44,32 @@ class Metrics:
         )  # fmt: skip
         self.steps = Counter("anytimecl_steps_total", "Lessons of this process.", registry=registry)
         self._queue = Gauge(
-            "anytimecl_queue", "What waits: images, and changes.", ("of",), registry=registry
+            "anytimecl_queue",
+            "What waits: images to be decoded, images, and changes.",
+            ("of",),
+            registry=registry,
         )
-        self._examples = Gauge("anytimecl_examples", "Examples stored.", registry=registry)
-        self._labels = Gauge("anytimecl_labels", "Labels with an example.", registry=registry)
-        self._disk = Gauge("anytimecl_memory_bytes", "The memory on disk.", registry=registry)
+        self._examples = Gauge(
+            "anytimecl_examples", "Examples stored.", ("memory",), registry=registry
+        )
+        self._labels = Gauge(
+            "anytimecl_labels", "Labels with an example.", ("memory",), registry=registry
+        )
+        self._disk = Gauge(
+            "anytimecl_memory_bytes", "The memory on disk.", ("memory",), registry=registry
+        )
+        self._free = Gauge(
+            "anytimecl_disk_free_bytes", "Left on the memory's disk.", registry=registry
+        )
         self._resident = Gauge(
             "anytimecl_resident_bytes", "RAM of this process.", registry=registry
         )
         self._accuracy = Gauge(
             "anytimecl_accuracy_before_update",
             "Share of the latest lessons that each model had right before it learned them.",
-            ("model",), registry=registry,
+            ("memory", "model"), registry=registry,
         )  # fmt: skip
+        self._open = Gauge("anytimecl_open_memories", "Memories in RAM.", registry=registry)
         self._listeners = Gauge("anytimecl_listeners", "Pages that listen.", registry=registry)
 
     def observe_batch(self, images: int, seconds: float) -> None:
@@ -63,20 +77,32 @@ class Metrics:
         self.batch_images.observe(images)
         self.encode.observe(seconds)
 
-    def text(self, engine: Engine) -> bytes:
-        """Everything, as of now."""
-        self._queue.labels("images").set(len(engine.encoder))
-        self._queue.labels("changes").set(len(engine.turns))
-        self._examples.set(len(engine.classifier))
-        self._labels.set(len(engine.classifier.labels))
-        self._disk.set(engine.disk_bytes())
+    def text(self, opened: Mapping[str, Engine]) -> bytes:
+        """Everything, as of now; of the memories that are open."""
+        intake = next(iter(opened.values())).intake
+        self._queue.labels("decoding").set(len(intake.decoder))
+        self._queue.labels("images").set(len(intake.encoder))
+        self._queue.labels("changes").set(max(len(engine.turns) for engine in opened.values()))
+        self._listeners.set(sum(len(engine.broadcast) for engine in opened.values()))
         self._resident.set(resident_bytes())
-        self._listeners.set(len(engine.broadcast))
+        self._open.set(len(opened))
+        for gauge in (self._examples, self._labels, self._disk, self._accuracy):
+            gauge.clear()  # one that was closed is told of no more
+        for name, engine in opened.items():
+            self._tell(name, engine)
+        free = [engine.disk_free() for engine in opened.values()]
+        if known := [each for each in free if each is not None]:
+            self._free.set(min(known))
+        return generate_latest(self.registry)
+
+    def _tell(self, name: str, engine: Engine) -> None:
+        self._examples.labels(name).set(len(engine.classifier))
+        self._labels.labels(name).set(len(engine.classifier.labels))
+        self._disk.labels(name).set(engine.disk_bytes())
         accuracy = engine.history.accuracy()
         if accuracy is not None:
             for model, value in zip(("blend", "tuned", "original"), accuracy, strict=True):
-                self._accuracy.labels(model).set(value)
-        return generate_latest(self.registry)
+                self._accuracy.labels(name, model).set(value)
 
 
 def resident_bytes() -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from anytimecl.errors import StoreError
+from anytimecl.files import replacing
 
 FILE = "consolidate.json"
 TRIES = 3  # after so many it may be what ends the process
@@ -46,12 +46,13 @@ class Pending:
         """It is to be done."""
         if self._file is None:
             return
-        part = self._file.with_suffix(".part")
         try:
-            part.write_text(json.dumps(promise._asdict()), "ascii")
-            os.replace(part, self._file)
+            with replacing(self._file) as draft:
+                draft.write_text(json.dumps(promise._asdict()), "ascii")
         except OSError as error:
-            raise StoreError(f"What is to be done cannot be noted in {part}: {error}") from error
+            raise StoreError(
+                f"What is to be done cannot be noted in {self._file}: {error}"
+            ) from error
 
     def clear(self) -> None:
         """It is done, or will never be."""

@@ -13,7 +13,13 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from anytimecl.errors import AnytimeError, ImageError, LabelError
+from anytimecl.errors import (
+    AnytimeError,
+    ImageError,
+    LabelError,
+    LabelTakenError,
+    UnknownLabelError,
+)
 
 log = logging.getLogger("anytimecl.serve")
 MEDIA_TYPE = "application/problem+json"
@@ -28,6 +34,7 @@ class Problem(Exception):
         super().__init__(detail)
         self.status = status
         self.detail = detail
+        self.more: dict[str, Any] = {}  # members besides those of RFC 9457
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
         if retry_after is not None:
             self.headers["retry-after"] = str(max(1, math.ceil(retry_after)))
@@ -47,6 +54,7 @@ def respond(problem: Problem) -> JSONResponse:
         "title": HTTPStatus(problem.status).phrase,
         "status": problem.status,
         "detail": problem.detail,
+        **problem.more,
     }
     return JSONResponse(content, problem.status, problem.headers, MEDIA_TYPE)
 
@@ -58,6 +66,19 @@ def of_validation(error: ValidationError | RequestValidationError) -> Problem:
         place = ".".join(str(part) for part in item["loc"])
         told.append(f"{place}: {item['msg']}" if place else str(item["msg"]))
     return Problem(422, "; ".join(told[:5]) + ("; ..." if len(told) > 5 else ""))
+
+
+def of_error(error: AnytimeError) -> Problem:
+    """What is wrong with the request is told; what is wrong with the memory is for the log."""
+    if isinstance(error, UnknownLabelError):
+        return Problem(404, str(error))
+    if isinstance(error, LabelTakenError):
+        return Problem(409, str(error))
+    if isinstance(error, ImageError | LabelError):
+        return Problem(422, str(error))
+    log.error("%s", error)
+    told = "The memory or the model cannot be used at the moment; nothing stored is lost."
+    return Problem(503, told, retry_after=30)
 
 
 def install(app: FastAPI) -> None:
@@ -79,11 +100,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(AnytimeError)
     async def for_people(request: Request, error: AnytimeError) -> JSONResponse:
-        if isinstance(error, ImageError | LabelError):
-            return respond(Problem(422, str(error)))
-        log.error("%s", error)
-        told = "The memory or the model cannot be used at the moment; nothing stored is lost."
-        return respond(Problem(503, told, retry_after=30))
+        return respond(of_error(error))
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> JSONResponse:

@@ -6,15 +6,10 @@ its example or with the process.
 
 from __future__ import annotations
 
-import io
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple
-
-from PIL import Image
-
-SIDE = 160  # pixels
 
 
 class Entry(NamedTuple):
@@ -64,12 +59,3 @@ class Recent:
         with self._lock:
             entry = self._entries.get(example)
             return entry.thumbnail if entry else None
-
-
-def shrink(image: Image.Image) -> bytes:
-    """A small JPEG without any metadata."""
-    small = image.copy()
-    small.thumbnail((SIDE, SIDE))
-    out = io.BytesIO()
-    small.save(out, "JPEG", quality=80)
-    return out.getvalue()

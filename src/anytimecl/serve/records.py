@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from anytimecl.classifier import RecordError
 from anytimecl.errors import LabelError
+from anytimecl.recording import RecordError
 from anytimecl.serve.engine import Engine
 from anytimecl.serve.problems import Problem
-from anytimecl.serve.schemas import LABELS, Asked, Label
+from anytimecl.serve.schemas import LABELS, Asked, ItemLabel, ItemLabels
 
 RECORDS = 64  # in one request
 KEY = 200  # characters, as in a header
@@ -31,13 +31,13 @@ class RecordAsked(Asked):
     key: str = Field(
         min_length=1, max_length=KEY, description="A retry with the same key teaches once."
     )
-    label: Label
+    label: ItemLabel
     record: bytes = Field(
         min_length=1,
         description="What the codec made of the image, in base64.",
         json_schema_extra={"format": "byte"},
     )
-    candidates: list[Label] | None = Field(
+    candidates: ItemLabels | None = Field(
         default=None, min_length=1, max_length=LABELS,
         description="What it is told apart from; without it, every label seen.",
     )  # fmt: skip
@@ -117,7 +117,7 @@ def _refused(one: RecordAsked, why: Exception) -> RecordTold:
 
 def _check_same(engine: Engine, asked: RecordsAsked) -> None:
     """Records of another model or codec are refused before any of them is looked at."""
-    spec, codec = engine.classifier.backbone.spec, engine.classifier.settings.codec
+    spec, codec = engine.classifier.backbone.spec, engine.classifier.settings.name_of("codec")
     if engine.keeps_images:
         raise Problem(
             409,

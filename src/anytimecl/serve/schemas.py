@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from anytimecl.labels import LONGEST
+from anytimecl.prediction import THRESHOLD
+from anytimecl.serve.tokens import MEMORY_NAME, TOKEN_NAME
 
 IMAGES = 32  # in one request
 LABELS = 2_000  # in one request
@@ -29,6 +31,18 @@ Label = Annotated[
         json_schema_extra={"pattern": VISIBLE},
     ),
 ]
+# Of one among several: what is no label is that one's own error, and the others are learned.
+ItemLabel = Annotated[str, Field(min_length=1, max_length=LONGEST, examples=["tabby cat"])]
+# One wrong label says enough: each of a hundred thousand would be an error of its own.
+ItemLabels = Annotated[list[ItemLabel], Field(fail_fast=True)]
+MemoryName = Annotated[
+    str,
+    Field(
+        pattern=f"^{MEMORY_NAME.pattern}$",
+        examples=["cats"],
+        description="1 to 64 small letters, digits, `-` and `_`.",
+    ),
+]
 Image = Annotated[
     str,
     Field(
@@ -45,6 +59,7 @@ def _whole(value: object) -> object:
 
 
 Count = Annotated[int, BeforeValidator(_whole)]
+Event = Annotated[int, Field(ge=0, le=2**53), BeforeValidator(_whole)]  # in a memory's journal
 Probability = Annotated[float, Field(ge=0, le=1.001)]
 
 
@@ -72,8 +87,8 @@ class PredictAsked(Asked):
         default=5, ge=1, le=LABELS, description="How many labels to tell, best first."
     )
     threshold: float = Field(
-        default=1.0, ge=0, le=1,
-        description='Above this mass on "none of these", that is the answer.',
+        default=THRESHOLD, ge=0, le=1,
+        description='Above this probability of "none of these", that is the answer.',
     )  # fmt: skip
 
 
@@ -90,6 +105,36 @@ class LearnAsked(Asked):
         default=None, min_length=1, max_length=LABELS,
         description="What it is told apart from; without it, every label seen.",
     )  # fmt: skip
+    source: str | None = Field(
+        default=None, min_length=1, max_length=200, description="What the image is called."
+    )
+
+
+class LessonAsked(LearnAsked):
+    """One of several labelled images."""
+
+    label: ItemLabel
+    candidates: ItemLabels | None = Field(
+        default=None, min_length=1, max_length=LABELS,
+        description="What it is told apart from; without it, every label seen.",
+    )  # fmt: skip
+    key: str | None = Field(
+        default=None, pattern=KEY, description="A retry with the same key teaches once."
+    )
+
+
+class LearnBatchAsked(Asked):
+    """Several labelled images, learned in this order."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"examples": [{"image": SMALL_PNG, "label": "tabby cat", "key": "upload-17"}]}
+            ]
+        }
+    )
+
+    examples: list[LessonAsked] = Field(min_length=1, max_length=IMAGES)
 
 
 class ConsolidateAsked(Asked):
@@ -115,14 +160,22 @@ class PredictionTold(BaseModel):
     label: str = Field(examples=["tabby cat"], description='The likeliest, or "none of these".')
     probability: Probability
     none_of_these: Probability
-    spoke: Literal["tuned", "original"]
+    spoke: str = Field(examples=["gaussian"], description="The expert whose word weighs most.")
     scores: list[Score] = Field(description="Best first.")
 
 
-class PredictTold(BaseModel):
-    """One answer for each image, in order."""
+class ImageRefused(BaseModel):
+    """An image that cannot be looked at."""
 
-    predictions: list[PredictionTold]
+    index: int = Field(ge=0, description="Its place in the request, from 0.")
+    detail: str
+
+
+class PredictTold(BaseModel):
+    """One answer for each image, in order; null for one that is among the errors."""
+
+    predictions: list[PredictionTold | None]
+    errors: list[ImageRefused]
 
 
 class OutcomeTold(BaseModel):
@@ -138,8 +191,33 @@ class LearnTold(BaseModel):
 
     id: int
     label: str
-    repeated: bool = Field(description="The key was known: nothing was learned again.")
+    repeated: bool = Field(
+        description="The key, or the image with this label, was known: nothing was learned again."
+    )
+    replaced: str | None = Field(description="The label that this image had before, if another.")
+    event: int | None = Field(description="Of the memory; `POST /v1/undo` takes it.")
     before: OutcomeTold | None = Field(description="null for a repeated request")
+
+
+class LessonTold(BaseModel):
+    """What became of one of several labelled images."""
+
+    index: int = Field(ge=0, description="Its place in the request, from 0.")
+    state: Literal["learned", "repeated", "refused", "later"] = Field(
+        description="`repeated`: the key was known, nothing was learned again. `refused`: it will "
+        "never be taken. `later`: it was not taken on; send it again."
+    )
+    id: int | None
+    label: str | None
+    before: OutcomeTold | None
+    status: int | None = Field(description="That it would have been answered with alone.")
+    detail: str | None = Field(description="Why it was not learned.")
+
+
+class LearnBatchTold(BaseModel):
+    """In the order of the request."""
+
+    examples: list[LessonTold]
 
 
 class ForgotTold(BaseModel):
@@ -169,10 +247,16 @@ class JobTold(BaseModel):
 
     id: str
     kind: Literal["consolidate"]
-    state: Literal["queued", "running", "done", "failed"]
+    state: Literal["queued", "running", "done", "failed", "cancelled"]
     done: int
     steps: int = Field(description="0 while it is not known")
     error: str | None
+
+
+class JobsTold(BaseModel):
+    """Newest first."""
+
+    jobs: list[JobTold]
 
 
 class StatsTold(BaseModel):
@@ -197,18 +281,81 @@ class StatsTold(BaseModel):
     job: JobTold | None
 
 
-class ExampleTold(BaseModel):
-    """A stored example. The memory keeps features, not images."""
+class ChangeTold(BaseModel):
+    """Something that happened."""
 
-    id: int
-    label: str
-    thumbnail: bool = Field(description="Whether this session still has a small picture of it.")
+    number: int
+    kind: Literal["learned", "changed", "forgotten", "job"]
+    data: dict[str, Any]
 
 
-class ExamplesTold(BaseModel):
-    """Newest first."""
+class ChangesTold(BaseModel):
+    """What happened since the last time."""
 
-    examples: list[ExampleTold]
+    last: int = Field(description="Ask for what comes after this the next time.")
+    missed: bool = Field(description="Something is not told any more: ask for everything anew.")
+    events: list[ChangeTold]
+
+
+class MemoryAsked(Asked):
+    """A memory to begin."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "cats"}]})
+
+    name: MemoryName
+
+
+class MemoryTold(BaseModel):
+    """A memory."""
+
+    name: str
+    right: Literal["read", "write", "admin"] = Field(description="That the token has for it.")
+    open: bool = Field(description="Whether it is in RAM; one that is not opens when asked.")
+    bytes: int = Field(description="On disk, checkpoint included.")
+
+
+class MemoriesTold(BaseModel):
+    """Those that the token is for, the first one first."""
+
+    memories: list[MemoryTold]
+
+
+class TokenAsked(Asked):
+    """A token to grant."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"name": "camera-7", "right": "write", "memories": ["cats"]}]
+        }
+    )
+
+    name: str = Field(pattern=f"^{TOKEN_NAME.pattern}$", description="For logs and the trail.")
+    right: Literal["read", "write", "admin"]
+    memories: list[MemoryName] | None = Field(
+        default=None, min_length=1, max_length=100,
+        description="Those it is for; without it, all. `admin` is always for all.",
+    )  # fmt: skip
+
+
+class TokenTold(BaseModel):
+    """A token, but for the secret itself."""
+
+    name: str
+    right: Literal["read", "write", "admin"]
+    memories: list[str] | None = Field(description="null: all")
+    revocable: bool = Field(description="Others are in the operator's file or environment.")
+
+
+class GrantedTold(TokenTold):
+    """A new token. Nobody can be told it again."""
+
+    token: str
+
+
+class TokensTold(BaseModel):
+    """Those of the operator, then those granted."""
+
+    tokens: list[TokenTold]
 
 
 class HealthTold(BaseModel):
@@ -224,12 +371,15 @@ class ProblemTold(BaseModel):
     title: str
     status: int
     detail: str
+    errors: list[ImageRefused] | None = Field(
+        default=None, description="Where none of several images can be looked at."
+    )
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """For the description: which problems a route may answer with."""
     told: dict[int | str, dict[str, Any]] = {}
-    for status in sorted({*statuses, 400, 401, 403, 408, 429, 500, 503}):
+    for status in sorted({*statuses, 400, 401, 403, 404, 408, 429, 500, 503}):
         headers = {}
         if status in (429, 503):
             headers["Retry-After"] = {

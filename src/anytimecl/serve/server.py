@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import socket
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from anytimecl.errors import AnytimeError
-from anytimecl.serve.engine import Engine
 from anytimecl.serve.guard import is_loopback
+from anytimecl.serve.memories import Memories
 from anytimecl.serve.options import Options
-from anytimecl.serve.tokens import Tokens
+from anytimecl.serve.problems import MEDIA_TYPE
+from anytimecl.serve.tokens import AccessTokens
 
+_HEAD = re.compile(rb"\n\r?\n")  # the end of one
+_REST_OF_HEAD = re.compile(rb"\r?\n(\r?\n)?")  # the same, when some of it came before
+AT_ONCE = 64 * 1024  # bytes of one client before the next has its turn
+CHUNKS = 1_000  # lines of a chunked body, before their mean length counts
+SHORTEST = 12  # bytes of a line, in the mean: parsing a chunk costs the same, however short it is
+SPARE = 16  # connections beyond the limit, for who asks whether it lives
 GRACE = 60  # seconds that requests under way have when the service stops
 
 
-def check_binding(host: str, tokens: Tokens) -> None:
+def check_binding(host: str, tokens: AccessTokens) -> None:
     """An error where strangers could reach a service that asks for no token."""
     if not tokens and not is_loopback(host):
         raise AnytimeError(
@@ -39,11 +51,16 @@ class BoundedProtocol(H11Protocol):
 
     header_seconds = Options.header_seconds
     send_seconds = Options.send_seconds
+    most = Options.connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._since = self.loop.time()
         self._deadline: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
+        self._lines = self._bytes = 0  # of a chunked body
+        transport.max_size = AT_ONCE  # type: ignore[attr-defined]  # that it reads in one go
+        self._make_room()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -52,13 +69,29 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        end = _REST_OF_HEAD.match(data) or _HEAD.search(data)
+        while end and self._idle() and end.end() < len(data) and not self.transport.is_closing():
+            self._take(data[: end.end()])  # the head alone: it says how the rest is to be read
+            data = data[end.end() :]
+            end = _HEAD.search(data)
+        if self._crumbles(data):
+            self.send_400_response("The chunks of this body are too short: send longer ones.")
+        elif not self.transport.is_closing():
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        idle = self._idle()
         super().data_received(data)
         if self._idle():
             self._watch()
         else:
             self._unwatch()
+            if idle:
+                self._since = self.loop.time()
+                self._lines = self._bytes = 0
 
     def on_response_complete(self) -> None:
+        self._since = self.loop.time()
         self._watch()
         super().on_response_complete()
 
@@ -72,6 +105,58 @@ class BoundedProtocol(H11Protocol):
         """It takes something again."""
         self._unstick()
         super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is told so as everything else is."""
+        body = json.dumps(
+            {"type": "about:blank", "title": "Bad Request", "status": 400, "detail": msg}
+        ).encode()
+        headers = [
+            (b"content-type", MEDIA_TYPE.encode()),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        parts = (h11.Response(status_code=400, headers=headers), h11.Data(data=body))
+        with suppress(h11.LocalProtocolError):  # an answer is under way already
+            for event in (*parts, h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _crumbles(self, data: bytes) -> bool:
+        """Whether a body comes in so many chunks that reading them would hold up all others."""
+        if self._idle() or not any(name == b"transfer-encoding" for name, _ in self.headers):
+            return False
+        self._lines += data.count(b"\r\n")
+        self._bytes += len(data)
+        return self._lines > CHUNKS and self._lines * SHORTEST > self._bytes
+
+    def _make_room(self) -> None:
+        """Close the connection whose client has kept it waiting for longest: they keep nobody out.
+
+        It is one of the address that has most of these. Some more than allowed are taken, so that
+        whoever asks whether it lives is told.
+        """
+        open_ones = [
+            one
+            for one in self.connections
+            if isinstance(one, BoundedProtocol) and not one.transport.is_closing()
+        ]
+        if len(open_ones) <= self.most:
+            return
+        slow = [one for one in open_ones if one is not self and one._waits_for_client()]
+        if slow:
+            of = Counter(one._address for one in slow)
+            min(slow, key=lambda one: (-of[one._address], one._since)).transport.abort()
+        elif len(open_ones) > self.most + SPARE:
+            self.transport.abort()
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    def _waits_for_client(self) -> bool:
+        """For a head, for the rest of a body, or for an answer to be taken."""
+        return self._idle() or self.cycle.more_body or self._stuck is not None
 
     def _unstick(self) -> None:
         if self._stuck is not None:
@@ -98,11 +183,11 @@ class BoundedProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Uvicorn's, which tells the engine as soon as it is asked to stop."""
+    """Uvicorn's, which tells the memories as soon as it is asked to stop."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
+    def __init__(self, config: uvicorn.Config, memories: Memories) -> None:
         super().__init__(config)
-        self._engine = engine
+        self._memories = memories
         self.on_started: Callable[[str], object] = lambda address: None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -114,16 +199,20 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End streams and long work at once, or the shutdown would wait for them."""
-        self._engine.stop_soon()
+        self._memories.stop_soon()
         super().handle_exit(sig, frame)
         # Stopping is what was asked for: no KeyboardInterrupt afterwards, and no exit by signal.
         self._captured_signals.clear()
 
 
-def make_server(app: ASGIApp, engine: Engine, host: str, port: int, **changes: Any) -> Server:
+def make_server(app: ASGIApp, memories: Memories, host: str, port: int, **changes: Any) -> Server:
     """Not yet running."""
-    options = engine.options
-    bounds = {"header_seconds": options.header_seconds, "send_seconds": options.send_seconds}
+    options = memories.options
+    bounds = {
+        "header_seconds": options.header_seconds,
+        "send_seconds": options.send_seconds,
+        "most": options.connections,
+    }
     protocol = type("Protocol", (BoundedProtocol,), bounds)
     config = uvicorn.Config(
         app,
@@ -135,10 +224,9 @@ def make_server(app: ASGIApp, engine: Engine, host: str, port: int, **changes: A
         lifespan="on",
         proxy_headers=False,  # a client could claim any address
         server_header=False,
-        limit_concurrency=options.connections,
         timeout_keep_alive=int(options.header_seconds),
         timeout_graceful_shutdown=GRACE,
         h11_max_incomplete_event_size=32 * 1024,
         **{"log_level": "warning", "access_log": False, **changes},
     )
-    return Server(config, engine)
+    return Server(config, memories)

@@ -1,54 +1,121 @@
-"""Who may do what: bearer tokens that read, or read and write."""
+"""Who may do what: bearer tokens, each with a right, for some memories or for all."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import hmac
-from collections.abc import Mapping
+import logging
+import re
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from anytimecl.errors import AnytimeError
+from anytimecl.serve.granted import Granted
 
-Scope = Literal["read", "write"]
+log = logging.getLogger("anytimecl.serve")
+Right = Literal["read", "write", "admin"]  # each includes those before it
+RIGHTS: tuple[Right, ...] = get_args(Right)
 SHORTEST = 16  # characters; shorter ones can be guessed
-VARIABLES: dict[str, Scope] = {"ANYTIMECL_READ_TOKEN": "read", "ANYTIMECL_WRITE_TOKEN": "write"}
+VARIABLES: dict[str, Right] = {
+    "ANYTIMECL_READ_TOKEN": "read",
+    "ANYTIMECL_WRITE_TOKEN": "write",
+    "ANYTIMECL_ADMIN_TOKEN": "admin",
+}
+MEMORY_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+TOKEN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-class Tokens:
-    """Known tokens by their digests; without any, everybody may do everything.
+@dataclass(frozen=True)
+class Grant:
+    """What a token allows.
 
-    >>> tokens = Tokens({"a token for reading": "read"})
-    >>> tokens.scope("Bearer a token for reading")
-    'read'
-    >>> tokens.scope("Bearer another") is None
+    >>> Grant("camera", "write", frozenset({"cats"})).covers(["cats"])
     True
     """
 
-    def __init__(self, known: Mapping[str, Scope]) -> None:
-        for token in known:
+    name: str  # as logs have it
+    right: Right
+    memories: frozenset[str] | None = None  # None: all of them, also those to come
+
+    def covers(self, memories: Collection[str] | None) -> bool:
+        """Whether it is for all of these memories; None: for every memory there is."""
+        if self.memories is None:
+            return True
+        return memories is not None and self.memories.issuperset(memories)
+
+    def includes(self, right: Right) -> bool:
+        """Whether its right is this one or goes beyond it."""
+        return RIGHTS.index(self.right) >= RIGHTS.index(right)
+
+
+EVERYTHING = Grant("", "admin")  # of whoever asks a service without tokens
+
+
+class AccessTokens:
+    """Known tokens by their digests; without any, everybody may do everything.
+
+    Those of the operator (file and environment) stay; those in `granted` come and go.
+
+    >>> tokens = AccessTokens({"a token for reading": "read"})
+    >>> tokens.find("Bearer a token for reading").right
+    'read'
+    >>> tokens.find("Bearer another") is None
+    True
+    """
+
+    def __init__(
+        self,
+        known: Mapping[str, Right | Grant],
+        names: Mapping[str, str] | None = None,
+        granted: Granted | None = None,
+    ) -> None:
+        self.granted = Granted(None) if granted is None else granted
+        self._known: list[tuple[bytes, Grant]] = []
+        for token, allowed in known.items():
             if len(token) < SHORTEST:
                 raise AnytimeError(
                     f"A token has at least {SHORTEST} characters, and one of these has "
                     f"{len(token)}. Make one with: openssl rand -hex 24"
                 )
-        self._known = [(_digest(token.encode()), scope) for token, scope in known.items()]
+            digest = _digest(token.encode())
+            if not isinstance(allowed, Grant):
+                name = (names or {}).get(token, f"token-{digest.hex()[:8]}")
+                allowed = Grant(name, allowed)
+            self._known.append((digest, allowed))
 
     def __bool__(self) -> bool:
         return bool(self._known)
 
-    def scope(self, authorization: str) -> Scope | None:
+    def __iter__(self) -> Iterator[Grant]:
+        """Those of the operator, then those granted."""
+        return (grant for _, grant in self._all())
+
+    def find(self, authorization: str) -> Grant | None:
         """What the header allows; None for a token that is missing or unknown.
 
         Every known digest is compared, and each in constant time: how long it takes says nothing.
         """
         given = _digest(_token(authorization))
-        found: Scope | None = None
-        for digest, scope in self._known:
+        found: Grant | None = None
+        for digest, grant in self._all():
             if hmac.compare_digest(digest, given):
-                found = scope
+                found = grant
         return found
+
+    def replace(self, other: AccessTokens) -> None:
+        """From now on the operator's tokens are the other's. There are always some, or none."""
+        if bool(other) != bool(self):
+            raise AnytimeError("Tokens are set or not from the start; restart to change that.")
+        self._known = other._known
+
+    def _all(self) -> list[tuple[bytes, Grant]]:
+        return self._known + [
+            (one.digest, Grant(one.name, one.right, one.memories)) for one in self.granted
+        ]
 
 
 def name_of(authorization: str) -> str:
@@ -56,34 +123,61 @@ def name_of(authorization: str) -> str:
     return _digest(_token(authorization)).hex()
 
 
-def read_tokens(file: Path | None, environment: Mapping[str, str]) -> Tokens:
-    """From a file with lines such as `write 8d0c...`, and from the environment."""
-    known: dict[str, Scope] = {}
-    for name, scope in VARIABLES.items():
-        if token := environment.get(name, "").strip():
-            known[token] = scope
+def read_tokens(file: Path | None, environment: Mapping[str, str]) -> AccessTokens:
+    """From a file with lines such as `write 8d0c... name memories=cats,dogs`, and the environment.
+
+    The name and the memories may be left out.
+    """
+    known: dict[str, Right | Grant] = {}
+    for variable, right in VARIABLES.items():
+        if token := environment.get(variable, "").strip():
+            known[token] = Grant(variable, right)
     if file is not None:
         known.update(_read_file(file))
-    return Tokens(known)
+    return AccessTokens(known)
 
 
-def _read_file(file: Path) -> dict[str, Scope]:
-    known: dict[str, Scope] = {}
+def warn_if_shared(file: Path | None) -> None:
+    """Say so in the log if others than the owner can read the tokens."""
+    if file is not None and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        log.warning("the tokens in %s can be read by others: chmod 600 %s", file, file)
+
+
+def _read_file(file: Path) -> dict[str, Right | Grant]:
+    found: dict[str, Right | Grant] = {}
     try:
         lines = file.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise AnytimeError(f"The tokens in {file} cannot be read: {error}.") from error
     for number, line in enumerate(lines, 1):
         words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
-        if len(words) != 2 or words[0] not in ("read", "write"):
-            # The line itself may hold a secret, so it is not repeated.
-            raise AnytimeError(f"{file}, line {number}: write `read TOKEN` or `write TOKEN`.")
-        known[words[1]] = "read" if words[0] == "read" else "write"
-    if not known:
+        if words and not words[0].startswith("#"):
+            token, allowed = _line(words, f"{file}, line {number}")
+            found[token] = allowed
+    if not found:
         raise AnytimeError(f"There are no tokens in {file}: write `read TOKEN` or `write TOKEN`.")
-    return known
+    return found
+
+
+def _line(words: list[str], where: str) -> tuple[str, Right | Grant]:
+    memories: frozenset[str] | None = None
+    right: Right | None = next((right for right in RIGHTS if right == words[0]), None)
+    if len(words) > 2 and words[-1].startswith("memories="):
+        memories = frozenset(words.pop().removeprefix("memories=").split(","))
+        if right == "admin" or not all(map(MEMORY_NAME.fullmatch, memories)):
+            raise AnytimeError(
+                f"{where}: write `memories=cats,dogs` with names of memories, for the rights read "
+                "and write; admin is for all memories."
+            )
+    if right is None or len(words) not in (2, 3):
+        # The line itself may hold a secret, so it is not repeated.
+        raise AnytimeError(
+            f"{where}: write `read TOKEN`, `write TOKEN` or `admin TOKEN`, then a name and "
+            "`memories=cats,dogs` if you like."
+        )
+    token = words[1]
+    name = words[2] if len(words) == 3 else f"token-{name_of(f'Bearer {token}')[:8]}"
+    return token, Grant(name, right, memories)
 
 
 def _token(authorization: str) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,12 +9,13 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from anytimecl.serve.problems import Busy, Problem
+from anytimecl.serve.worker import Worker
 
 T = TypeVar("T")
 STOPPING = "The service is stopping; ask again when it is back."
 
 
-class Turns:
+class Turns(Worker):
     """Work in the order of arrival.
 
     >>> turns = Turns("learner", waiting=2)
@@ -27,19 +27,11 @@ class Turns:
     def __init__(self, name: str, waiting: int) -> None:
         self._room = waiting
         self._queue: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._changed = threading.Condition()
-        self._closing = False
         self._seconds = 0.05  # that one turn takes, as of late
-        self._thread = threading.Thread(target=self._run, name=f"anytimecl-{name}", daemon=True)
-        self._thread.start()
+        super().__init__(name)
 
     def __len__(self) -> int:
         return len(self._queue)
-
-    @property
-    def alive(self) -> bool:
-        """Whether work is still being done."""
-        return self._thread.is_alive() and not self._closing
 
     @property
     def wait(self) -> float:
@@ -57,13 +49,6 @@ class Turns:
             self._queue.append((future, work))
             self._changed.notify()
         return future
-
-    def close(self) -> None:
-        """Finish what waits, and end."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        self._thread.join()
 
     def _run(self) -> None:
         while True:

@@ -6,64 +6,124 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 
+from anytimecl.errors import ImageError
 from anytimecl.serve.problems import Problem, of_validation
-from anytimecl.serve.schemas import IMAGES, LABELS, Asked
+from anytimecl.serve.schemas import IMAGES, LABELS, Asked, LearnBatchAsked
 
 Model = TypeVar("Model", bound=Asked)
+PARTS = 300_000  # of JSON: three times what 64 records with as many candidates as may be have
+KEYS = 10_000
+SLICE = 1 << 20  # bytes
+_KEY = re.compile(rb'"\s*:')
 _DATA_URL = re.compile(r"data:[\w.+/-]*(;[\w.+=-]+)*;base64,", re.ASCII)
 
 
 async def read(
     request: Request, model: type[Model], files: str, lists: frozenset[str]
-) -> tuple[Model, list[bytes]]:
-    """The request, and its images.
+) -> tuple[Model, list[bytes | ImageError]]:
+    """The request, and its images, each as bytes or with what is wrong with it.
 
     `files` names the field with images; of a form, the fields in `lists` may come several times.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json":
-        asked = parse(model, await request.body())
+        asked = parse(model, await whole_body(request))
         given = getattr(asked, files)
         texts = given if isinstance(given, list) else [given]
-        return asked, [from_base64(text, place) for place, text in enumerate(texts)]
+        setattr(asked, files, type(given)())  # or the text would stay as long as the request
+        return asked, [base64_or_error(text) for text in texts]
     if kind == "multipart/form-data":
-        async with request.form(max_files=IMAGES, max_fields=LABELS + 10) as form:
+        form = await _parse_form(request)
+        try:
             return await _from_form(form, model, files, lists)
+        finally:
+            await form.close()
     raise Problem(415, "Send application/json or multipart/form-data.", accept="application/json")
+
+
+class _InMemory(MultiPartParser):
+    """As `request.form()`, which writes large files to a disk: it may be full, or read-only."""
+
+    spool_max_size = 0  # for ever in RAM; the guard bounds how much that is
+
+
+async def _parse_form(request: Request) -> FormData:
+    parser = _InMemory(request.headers, request.stream(), max_files=IMAGES, max_fields=LABELS + 10)
+    try:
+        return await parser.parse()
+    except MultiPartException as error:
+        raise Problem(400, error.message) from None
+
+
+async def whole_body(request: Request) -> bytes:
+    """As `request.body()`, which would keep it as long as the request lasts."""
+    return b"".join([part async for part in request.stream()])
+
+
+async def json_body(request: Request) -> bytes:
+    """A body that is JSON, or empty."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    body = await whole_body(request)
+    if body and kind != "application/json":
+        raise Problem(415, "Send application/json.", accept="application/json")
+    return body
+
+
+def check_json(body: bytes) -> None:
+    """Refuse what is nothing but parts: 32 MiB of `[],` take a gigabyte and seconds to be read."""
+    parts = 0
+    for start in range(0, len(body), SLICE):  # what is refused is not even counted to its end
+        piece = body[start : start + SLICE]
+        parts += piece.count(b",") + piece.count(b"[") + piece.count(b"{")
+        if parts > PARTS:
+            break
+    if parts > PARTS or sum(1 for _ in islice(_KEY.finditer(body), KEYS + 1)) > KEYS:
+        raise Problem(413, "The JSON has more parts than any request needs: send it in several.")
 
 
 def parse(model: type[Model], body: bytes) -> Model:
     """JSON, taken at its word: no text becomes a number."""
+    check_json(body)
     try:
         return model.model_validate_json(body, strict=True)
     except ValidationError as error:
         raise of_validation(error) from None
 
 
-def from_base64(text: str, place: int) -> bytes:
+def from_base64(text: str) -> bytes:
     """The bytes of an image.
 
-    >>> from_base64("data:image/png;base64,aGk=", 0)
+    >>> from_base64("data:image/png;base64,aGk=")
     b'hi'
     """
     found = _DATA_URL.match(text)
     try:
         return base64.b64decode(text[found.end() if found else 0 :], validate=True)
     except (binascii.Error, ValueError):
-        raise Problem(422, f"Image {place} is not base64.") from None
+        raise ImageError("The image is not base64.") from None
+
+
+def base64_or_error(text: str) -> bytes | ImageError:
+    """One bad image of many stops nothing."""
+    try:
+        return from_base64(text)
+    except ImageError as error:
+        return error
 
 
 async def _from_form(
     form: FormData, model: type[Model], files: str, lists: frozenset[str]
-) -> tuple[Model, list[bytes]]:
+) -> tuple[Model, list[bytes | ImageError]]:
     values: dict[str, Any] = {}
-    images = []
+    images: list[bytes | ImageError] = []
     for name in form:
         entries = form.getlist(name)
         uploads = [entry for entry in entries if isinstance(entry, UploadFile)]
@@ -114,3 +174,18 @@ def body_schema(model: type[Asked], files: str, *, many: bool) -> Mapping[str, A
             },
         }
     }
+
+
+def json_schema(model: type[Asked]) -> dict[str, Any]:
+    """For the description: a body of JSON, with its example."""
+    plain = model.model_json_schema()
+    content = {"application/json": {"schema": plain, "example": plain["examples"][0]}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def batch_schema() -> dict[str, Any]:
+    """For the description; the model of one example stands where it is used."""
+    plain = LearnBatchAsked.model_json_schema()
+    plain["properties"]["examples"]["items"] = plain.pop("$defs")["LessonAsked"]
+    content = {"application/json": {"schema": plain, "example": plain["examples"][0]}}
+    return {"requestBody": {"required": True, "content": content}}

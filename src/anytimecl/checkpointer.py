@@ -1,0 +1,96 @@
+"""The checkpoints of one memory: written beside learning, read when there is need."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from anytimecl import checkpoint as checkpoints
+from anytimecl.checkpoint import Checkpoint
+from anytimecl.errors import CheckpointError
+from anytimecl.memory import StoreWarning
+
+CHECKPOINT = "checkpoint"
+CHECKPOINT_EVERY = 256  # examples: what opening after a crash repeats at most
+
+
+class Checkpointer:
+    """Without a folder, or where nothing may be written, it keeps nothing and says so to nobody.
+
+    >>> checkpointer = Checkpointer(None, read_only=False)
+    >>> checkpointer.load() is None
+    True
+    >>> checkpointer.close()
+    """
+
+    def __init__(self, folder: Path | None, *, read_only: bool) -> None:
+        self.unsaved = 0  # entries of the journal since the last checkpoint
+        self.saved = 0  # the event of the last one that is known to be on disk
+        self._saving = 0  # and of the one that is being written
+        self._place = None if folder is None else folder / CHECKPOINT
+        self._read_only = read_only
+        self._writer = ThreadPoolExecutor(1, "anytimecl-checkpoint")
+        self._written: Future[None] | None = None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether there are checkpoints at all."""
+        return self._place is not None
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for the next one."""
+        return self.unsaved >= CHECKPOINT_EVERY
+
+    def load(self) -> Checkpoint | None:
+        """The last one."""
+        if self._place is None:
+            return None
+        self.settle()
+        load = checkpoints.load_beside_owner if self._read_only else checkpoints.load
+        found = load(self._place)
+        self.saved = 0 if found is None else found.event
+        return found
+
+    def save(self, take: Callable[[], Checkpoint], *, wait: bool = True) -> None:
+        """Write what `take` gives: at once or, without `wait`, beside learning."""
+        self.unsaved = 0
+        if self._place is None or self._read_only:
+            return
+        self.settle()
+        taken = take()
+        self._written = self._writer.submit(checkpoints.save, taken, self._place)
+        self._saving = taken.event
+        if wait:
+            written, self._written = self._written, None
+            written.result()
+            self.saved = self._saving
+
+    def replace(self, take: Callable[[], Checkpoint]) -> None:
+        """After forgetting: one that knows nothing of it, in the place of one that does."""
+        try:
+            self.save(take)
+        except CheckpointError as error:
+            self.unsaved = 1  # so that closing tries again
+            told = "It is forgotten, but the last checkpoint knows of it until the next is written."
+            warnings.warn(f"{told} {error}", StoreWarning, stacklevel=3)
+
+    def settle(self) -> None:
+        """Wait for the one that is being written. If it fails, nothing learned is lost."""
+        written, self._written = self._written, None
+        if written is None:
+            return
+        error = written.exception()
+        if error is None:
+            self.saved = self._saving
+        else:
+            self.unsaved = max(self.unsaved, 1)
+            warnings.warn(str(error), StoreWarning, stacklevel=4)
+
+    def close(self) -> None:
+        """Write nothing more."""
+        self._place = None
+        self.unsaved = 0
+        self._writer.shutdown()

@@ -1,0 +1,494 @@
+"""A small client for the service, with nothing but the standard library."""
+
+from __future__ import annotations
+
+import base64
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, overload
+from urllib.parse import quote
+
+from anytimecl.client import _export
+from anytimecl.client._folder import learn_folder, predict_folder
+from anytimecl.client._told import (
+    Answer,
+    FileTaught,
+    Job,
+    Lesson,
+    Record,
+    Recorded,
+    ServiceError,
+    Taught,
+    answer_of,
+    job_of,
+)
+from anytimecl.client._wire import ImageFile, Wire, read_file
+
+
+class Client:
+    """A service, spoken to over HTTP. Any number of threads may use one client.
+
+    Whoever is told to come back later waits and asks again, at most `patience` seconds. What is
+    lost on the way is sent again, `retries` times, wherever that changes nothing: a lesson carries
+    a key, so asking again never teaches twice. Without a `memory` it is about the service's first.
+
+    Parameters
+    ----------
+    url
+        Of the service.
+    token
+        Who is asking, where the service wants to know.
+    memory
+        Name of one of its memories; the first without.
+    timeout
+        Seconds to wait for one answer.
+    patience
+        Seconds to wait, in all, where the service says to come back later.
+    retries
+        How often what was lost on the way is sent again.
+
+    Raises
+    ------
+    ServiceError
+        By every call: the service refused, or could not be reached.
+
+    Examples
+    --------
+    >>> client = Client("http://127.0.0.1:8000", token="...")
+    >>> client.url
+    'http://127.0.0.1:8000'
+    """
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8000",
+        *,
+        token: str | None = None,
+        memory: str | None = None,
+        timeout: float = 120.0,
+        patience: float = 60.0,
+        retries: int = 4,
+    ) -> None:
+        self._wire = Wire(url, token, timeout=timeout, patience=patience, retries=retries)
+        self.url = self._wire.url
+        self._prefix = "/v1" if memory is None else f"/v1/memories/{quote(memory, safe='')}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.url}{self._prefix}>"  # and never the token
+
+    @overload
+    def predict(
+        self,
+        images: ImageFile,
+        labels: Sequence[str] | None = None,
+        *,
+        top_k: int = 5,
+        threshold: float | None = None,
+    ) -> Answer: ...
+    @overload
+    def predict(
+        self,
+        images: list[Any] | tuple[ImageFile, ...],
+        labels: Sequence[str] | None = None,
+        *,
+        top_k: int = 5,
+        threshold: float | None = None,
+    ) -> list[Answer | ServiceError]: ...
+    def predict(
+        self,
+        images: ImageFile | list[Any] | tuple[ImageFile, ...],
+        labels: Sequence[str] | None = None,
+        *,
+        top_k: int = 5,
+        threshold: float | None = None,
+    ) -> Answer | list[Answer | ServiceError]:
+        """An `Answer` for one image; for a list, of each its answer or what is wrong with it.
+
+        Parameters
+        ----------
+        images
+            A file or its bytes, or a list of them.
+        labels
+            To choose from; without them, every label learned so far.
+        top_k
+            Labels to hear about.
+        threshold
+            Of "none of these"; the service's own without.
+
+        Returns
+        -------
+        Answer or list
+            One answer, or for a list of each its answer or error.
+        """
+        many = isinstance(images, list | tuple)
+        chosen = images if isinstance(images, list | tuple) else [images]
+        fields = [("top_k", str(top_k))]
+        if threshold is not None:
+            fields.append(("threshold", str(threshold)))
+        fields += [("labels", label) for label in labels or ()]
+        files = [("images", read_file(image)) for image in chosen]
+        told = self._wire.form(f"{self._prefix}/predict", fields, files)
+        if not many:
+            return answer_of(told["predictions"][0])
+        wrong = {one["index"]: ServiceError(one["detail"], 422) for one in told["errors"]}
+        return [
+            wrong[index] if one is None else answer_of(one)
+            for index, one in enumerate(told["predictions"])
+        ]
+
+    def learn_one(
+        self,
+        image: ImageFile,
+        label: str,
+        *,
+        candidates: Sequence[str] | None = None,
+        key: str | None = None,
+    ) -> Lesson:
+        """Teach one labelled image; it is durable when this returns.
+
+        Parameters
+        ----------
+        image
+            A file or its bytes.
+        label
+            What it shows.
+        candidates
+            Labels that the example is told apart from, its own included; without them, every label
+            seen.
+        key
+            The same key teaches once, so that a retry is harmless.
+
+        Returns
+        -------
+        Lesson
+            The example as it is stored.
+        """
+        fields = [("label", label)] + [("candidates", other) for other in candidates or ()]
+        headers = {"Idempotency-Key": key or uuid.uuid4().hex}
+        told = self._wire.form(
+            f"{self._prefix}/learn", fields, [("image", read_file(image))], headers
+        )
+        return Lesson(told["id"], told["label"], told["repeated"])
+
+    learn = learn_one
+
+    def learn_many(self, lessons: Sequence[tuple[ImageFile, str, str]]) -> list[Taught]:
+        """Teach up to 32 of (image, label, key) in this order; of each what became of it.
+
+        What is `learned` or `repeated` is durable when this returns.
+
+        Parameters
+        ----------
+        lessons
+            Up to 32 tuples (image, label, key).
+
+        Returns
+        -------
+        list of Taught
+            In the same order.
+        """
+        asked = [
+            {"image": base64.b64encode(read_file(image)).decode(), "label": label, "key": key}
+            for image, label, key in lessons
+        ]
+        told = self._wire.json(f"{self._prefix}/learn/batch", {"examples": asked})["examples"]
+        return [Taught(one["state"], one["id"], one["detail"]) for one in told]
+
+    def learn_records(
+        self, records: Sequence[Record], *, fingerprint: str, codec: str
+    ) -> list[Recorded]:
+        """Teach what was compressed here; the images stay. `stats` names fingerprint and codec.
+
+        What is `learned` or `repeated` is durable when this returns.
+
+        Parameters
+        ----------
+        records
+            Compressed examples.
+        fingerprint
+            Of the model that they were made with.
+        codec
+            Its name.
+
+        Returns
+        -------
+        list of Recorded
+            In the same order.
+        """
+        asked = {
+            "fingerprint": fingerprint,
+            "codec": codec,
+            "examples": [_record(record) for record in records],
+        }
+        told = self._wire.json(f"{self._prefix}/records", asked)["examples"]
+        return [Recorded(one["key"], one["state"], one["id"], one["detail"]) for one in told]
+
+    def forget(self, *, example_id: int | None = None, label: str | None = None) -> int:
+        """Remove an example, or every example of a label; returns how many.
+
+        Parameters
+        ----------
+        example_id
+            Number of the example, as learning it gave.
+        label
+            Whose examples are forgotten.
+
+        Returns
+        -------
+        int
+            How many were forgotten.
+
+        Raises
+        ------
+        ServiceError
+            Neither or both of the two are given, or the service refused.
+        """
+        if (example_id is None) == (label is None):
+            raise ServiceError("Say what to forget: either example_id=... or label=...")
+        what = f"examples/{example_id}" if label is None else f"labels/{quote(label, safe='')}"
+        return int(self._wire.ask("DELETE", f"{self._prefix}/{what}", once=True)["forgotten"])
+
+    def labels(self) -> dict[str, int]:
+        """Every label, and how many examples it has.
+
+        Returns
+        -------
+        dict of str to int
+            Examples by label.
+        """
+        told = self._wire.ask("GET", f"{self._prefix}/labels")["labels"]
+        return {item["label"]: item["examples"] for item in told}
+
+    def stats(self) -> dict[str, Any]:
+        """The service in numbers.
+
+        Returns
+        -------
+        dict
+            As `GET /v1/stats` gives it.
+        """
+        return self._wire.ask("GET", f"{self._prefix}/stats")
+
+    def consolidate(self, epochs: int = 1, *, wait: bool = True, pause: float = 0.5) -> Job:
+        """Practise on the whole memory; without `wait`, ask `job` how far it is.
+
+        Parameters
+        ----------
+        epochs
+            How often every example is seen.
+        wait
+            Whether to return at its end.
+        pause
+            Seconds between two questions about it.
+
+        Returns
+        -------
+        Job
+            Where it stands.
+
+        Raises
+        ------
+        ServiceError
+            The service refused, or the job failed or was cancelled.
+        """
+        job = job_of(self._wire.json(f"{self._prefix}/consolidate", {"epochs": epochs}, once=True))
+        while wait and not job.over:
+            time.sleep(pause)
+            job = self.job(job.id)
+        if wait and job.state in ("failed", "cancelled"):
+            raise ServiceError(job.error or f"The consolidation is {job.state}.")
+        return job
+
+    def job(self, identity: str) -> Job:
+        """Where a job stands.
+
+        Parameters
+        ----------
+        identity
+            `id` of the job.
+
+        Returns
+        -------
+        Job
+            As it stands now.
+        """
+        return job_of(self._wire.ask("GET", f"{self._prefix}/jobs/{quote(identity, safe='')}"))
+
+    def jobs(self) -> list[Job]:
+        """Every job, newest first.
+
+        Returns
+        -------
+        list of Job
+            As they stand now.
+        """
+        return [job_of(one) for one in self._wire.ask("GET", f"{self._prefix}/jobs")["jobs"]]
+
+    def cancel(self, identity: str) -> Job:
+        """Have a job end soon; what is known stays as it was before it.
+
+        Parameters
+        ----------
+        identity
+            `id` of the job.
+
+        Returns
+        -------
+        Job
+            As it stands now.
+        """
+        return job_of(
+            self._wire.ask("DELETE", f"{self._prefix}/jobs/{quote(identity, safe='')}", once=True)
+        )
+
+    # For operators
+
+    def backup(self, folder: str | PathLike[str]) -> None:
+        """Copy the whole memory as it is now, while it learns on.
+
+        Parameters
+        ----------
+        folder
+            A new one; it is a memory like any other.
+        """
+        _export.backup(self._wire, f"{self._prefix}/backup", Path(folder))
+
+    def audit(self) -> Iterator[dict[str, Any]]:
+        """Who taught, changed and took back what.
+
+        Yields
+        ------
+        dict
+            One act, the oldest first.
+        """
+        return _export.audit(self._wire, f"{self._prefix}/audit")
+
+    # Folders
+
+    def learn_folder(self, folder: str | PathLike[str], *, batch: int = 16) -> Iterator[FileTaught]:
+        """Teach every image in `folder/<label>/`, a batch at a time; of each what became of it.
+
+        What was taught before is told as `repeated`: a stream that broke off is begun again.
+
+        Parameters
+        ----------
+        folder
+            With a folder for each label.
+        batch
+            Images a request.
+
+        Yields
+        ------
+        FileTaught
+            One for each file.
+        """
+        return learn_folder(self.learn_many, folder, batch)
+
+    def predict_folder(
+        self,
+        folder: str | PathLike[str],
+        labels: Sequence[str] | None = None,
+        *,
+        batch: int = 16,
+    ) -> Iterator[tuple[str, Answer | ServiceError]]:
+        """Every image below `folder`, each with its answer or what is wrong with it.
+
+        Parameters
+        ----------
+        folder
+            Searched with all folders in it.
+        labels
+            To choose from; without them, every label learned so far.
+        batch
+            Images a request.
+
+        Yields
+        ------
+        tuple
+            (file, answer or error) each.
+        """
+        return predict_folder(lambda images: self.predict(images, labels), folder, batch)
+
+    # Memories and tokens
+
+    def memories(self) -> list[dict[str, Any]]:
+        """Those that the token is for.
+
+        Returns
+        -------
+        list of dict
+            One for each memory.
+        """
+        return list(self._wire.ask("GET", "/v1/memories")["memories"])
+
+    def create_memory(self, name: str) -> None:
+        """Begin a memory; `Client(url, memory=name)` speaks to it.
+
+        Parameters
+        ----------
+        name
+            Of the memory.
+        """
+        self._wire.json("/v1/memories", {"name": name}, once=True)
+
+    def delete_memory(self, name: str) -> None:
+        """Delete a memory for good.
+
+        Parameters
+        ----------
+        name
+            Of the memory.
+        """
+        self._wire.ask("DELETE", f"/v1/memories/{quote(name, safe='')}", once=True)
+
+    def tokens(self) -> list[dict[str, Any]]:
+        """Every token's name, right and memories.
+
+        Returns
+        -------
+        list of dict
+            One for each token.
+        """
+        return list(self._wire.ask("GET", "/v1/tokens")["tokens"])
+
+    def grant(self, name: str, right: str, memories: Sequence[str] | None = None) -> str:
+        """A new token that may `read`, `write` or `admin`, for some memories or for all.
+
+        Parameters
+        ----------
+        name
+            Of the token.
+        right
+            "read", "write" or "admin".
+        memories
+            Those that it is for; None: all.
+
+        Returns
+        -------
+        str
+            The token, which is shown only now.
+        """
+        asked = {"name": name, "right": right, "memories": memories and [*memories]}
+        return str(self._wire.json("/v1/tokens", asked, once=True)["token"])
+
+    def revoke(self, name: str) -> None:
+        """The token counts no more.
+
+        Parameters
+        ----------
+        name
+            Of the token.
+        """
+        self._wire.ask("DELETE", f"/v1/tokens/{quote(name, safe='')}", once=True)
+
+
+def _record(record: Record) -> dict[str, Any]:
+    plain = {
+        "key": record.key,
+        "label": record.label,
+        "record": base64.b64encode(record.record).decode(),
+    }
+    return plain if record.candidates is None else {**plain, "candidates": [*record.candidates]}

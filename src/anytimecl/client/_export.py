@@ -1,0 +1,43 @@
+"""What an operator takes out of a service: a whole memory, and the trail of who did what."""
+
+from __future__ import annotations
+
+import http.client
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from anytimecl.client._told import ServiceError
+from anytimecl.client._wire import Wire
+from anytimecl.errors import StoreError
+from anytimecl.files import replacing
+
+LINES = 10_000  # of the trail at once
+
+
+def backup(wire: Wire, path: str, to: Path) -> None:
+    """Into a new folder, which appears all at once."""
+    if to.exists():
+        raise StoreError(f"There is something in {to} already: back up into a new folder.")
+
+    def unpack(response: http.client.HTTPResponse) -> None:
+        with replacing(to) as draft:
+            try:
+                with tarfile.open(fileobj=response, mode="r|") as archive:
+                    archive.extractall(draft, filter="data")
+                response.read()
+            except tarfile.TarError as error:
+                raise ServiceError(f"The backup was cut off: {error}.") from error
+            if response.length:
+                raise ServiceError("The backup was cut off: ask again.")
+
+    wire.ask("GET", path, take=unpack)
+
+
+def audit(wire: Wire, path: str) -> Iterator[dict[str, Any]]:
+    """Every line, oldest first."""
+    known = 0
+    while lines := wire.lines(f"{path}?after={known}&limit={LINES}"):
+        yield from lines
+        known += len(lines)

@@ -1,0 +1,156 @@
+"""Requests to a service: sent again where that is safe, with the standard library alone."""
+
+from __future__ import annotations
+
+import http.client
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from json import dumps, loads
+from os import PathLike
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from anytimecl.client._told import ServiceError
+
+Take = Callable[[http.client.HTTPResponse], None]
+ImageFile = str | PathLike[str] | bytes
+
+
+class Wire:
+    """An address, and how patient to be with it.
+
+    >>> Wire("http://127.0.0.1:8000/", None, timeout=1, patience=1, retries=0).url
+    'http://127.0.0.1:8000'
+    """
+
+    def __init__(
+        self, url: str, token: str | None, *, timeout: float, patience: float, retries: int
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ServiceError(f"An address looks like http://127.0.0.1:8000, not {url!r}.")
+        self.url = url.rstrip("/")
+        self._parts = parts
+        self._token = token
+        self._timeout = timeout
+        self._patience = patience
+        self._retries = retries
+
+    def form(
+        self,
+        path: str,
+        fields: Sequence[tuple[str, str]],
+        files: Sequence[tuple[str, bytes]],
+        headers: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        boundary = uuid.uuid4().hex
+        body = b"".join([*_parts(boundary, fields, files), f"--{boundary}--\r\n".encode()])
+        kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+        return self.ask("POST", path, body, {**kind, **(headers or {})})
+
+    def json(self, path: str, asked: Mapping[str, Any], *, once: bool = False) -> dict[str, Any]:
+        body = dumps(asked).encode()
+        return self.ask("POST", path, body, {"Content-Type": "application/json"}, once=once)
+
+    def lines(self, path: str) -> list[dict[str, Any]]:
+        """Of an answer with one object a line."""
+        found: list[dict[str, Any]] = []
+
+        def take(response: http.client.HTTPResponse) -> None:
+            found.extend(map(loads, response.read().splitlines()))
+
+        self.ask("GET", path, take=take)
+        return found
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] = {},
+        *,
+        once: bool = False,
+        take: Take | None = None,
+    ) -> dict[str, Any]:
+        """With `once`, what may have arrived is not sent again. `take` reads what is no JSON."""
+        end, lost = time.monotonic() + self._patience, 0
+        while True:
+            try:
+                return self._ask_once(method, path, body, headers, take)
+            except ServiceError as error:
+                wait = error.retry_after
+                if error.status == 0:
+                    lost += 1
+                    final = lost > self._retries or (once and error.reached)
+                    wait = None if final else random.uniform(0.5, 1) * 0.2 * 2**lost
+                if wait is None or time.monotonic() + wait > end:
+                    raise
+            time.sleep(wait)
+
+    def _ask_once(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        take: Take | None,
+    ) -> dict[str, Any]:
+        kind = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+        connection = kind[self._parts.scheme](self._parts.netloc, timeout=self._timeout)
+        sent = dict(headers)
+        if self._token is not None:
+            sent["Authorization"] = f"Bearer {self._token}"
+        reached = False
+        try:
+            connection.connect()
+            reached = True
+            connection.request(method, self._parts.path.rstrip("/") + path, body, sent)
+            response = connection.getresponse()
+            if take is not None and response.status < 300:
+                take(response)
+                return {}
+            told = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            told_so = f"{self.url} does not answer: {error!r}."
+            raise ServiceError(told_so, reached=reached) from error
+        finally:
+            connection.close()
+        return _check(response, told)
+
+
+def _check(response: http.client.HTTPResponse, told: bytes) -> dict[str, Any]:
+    try:
+        content = loads(told)
+    except ValueError:
+        content = {}
+    if response.status < 300 and isinstance(content, dict):
+        return content
+    wait = response.getheader("Retry-After", "")
+    detail = content.get("detail") if isinstance(content, dict) else None
+    raise ServiceError(
+        detail or f"The service answered {response.status} {response.reason}.",
+        response.status,
+        float(wait) if wait.isdecimal() else None,
+    )
+
+
+def _parts(
+    boundary: str, fields: Sequence[tuple[str, str]], files: Sequence[tuple[str, bytes]]
+) -> Iterator[bytes]:
+    for name, value in fields:
+        head = f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'
+        yield head.encode() + value.encode() + b"\r\n"
+    for name, data in files:
+        head = (
+            f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"; filename="image"\r\n'
+            "Content-Type: application/octet-stream\r\n\r\n"
+        )
+        yield head.encode() + data + b"\r\n"
+
+
+def read_file(image: ImageFile) -> bytes:
+    """The bytes of an image file."""
+    return bytes(image) if isinstance(image, bytes | bytearray) else Path(image).read_bytes()

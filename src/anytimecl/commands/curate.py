@@ -1,0 +1,376 @@
+"""`anytimecl examples`, `relabel`, `undo`, `rename`, `merge`, `label` and `labels`."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from anytimecl.commands import _common, _screen
+from anytimecl.commands.learn import no_images
+from anytimecl.errors import AnytimeError, LabelTakenError, UnknownLabelError
+
+if TYPE_CHECKING:
+    from anytimecl.classifier import AnytimeClassifier
+    from anytimecl.inbox import Inbox, Item
+    from anytimecl.review import ExamplePage, StoredExample
+
+_HELP = (
+    "Enter accepts the first proposal, a number another one; anything else is the label itself "
+    "(=7 or =s where that is a number or one letter). s skips, u takes the last answer back, b "
+    "shows what is sure, q ends."
+)
+
+
+def register(main: typer.Typer) -> None:
+    """Add the commands to the program."""
+    for command in (examples, relabel, undo, rename, merge, label, labels):
+        main.command(command.__name__)(command)
+
+
+def examples(
+    memory: _common.MemoryOption,
+    label: Annotated[str | None, typer.Option(metavar="L", help="Only of this label.")] = None,
+    source: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only with this in the name of their file.")
+    ] = None,
+    like: Annotated[
+        Path | None, typer.Option(metavar="IMAGE", help="Those most like this image first.")
+    ] = None,
+    suspicious: Annotated[
+        bool, typer.Option("--suspicious", help="Those whose label is most in doubt first.")
+    ] = False,
+    after: Annotated[str | None, typer.Option(metavar="PLACE", help="Go on after a page.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="On a page.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
+    model: _common.ModelOption = None,
+) -> None:
+    """Show what is stored, and what each expert says of it now.
+
+    Ends with 1 if there is no such example, and with 2 if there is no such label.
+    """
+    from anytimecl.classifier import AnytimeClassifier
+
+    if like is not None and suspicious:
+        raise typer.BadParameter("Give --like or --suspicious, not both.")
+    backbone = _common.load_model(model, _common.read_meta(memory, read_only=True))
+    with (
+        AnytimeClassifier.open(memory, model=backbone, read_only=True) as classifier,
+        _screen.progress("look") as advance,
+    ):
+        _check_known(classifier, label)
+        page = classifier.examples(
+            label=label, source=source, like=like, suspicious=suspicious, after=after, limit=limit,
+            progress=advance,
+        )  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps(_plain(page), indent=2, ensure_ascii=False))
+    elif page.examples:
+        _show(page)
+    if not page.examples:
+        typer.echo("There is no such example.", err=True)
+        raise typer.Exit(1)
+
+
+def _check_known(classifier: AnytimeClassifier, *names: str | None) -> None:
+    """An error for a label that nothing was taught, with those that may have been meant."""
+    from anytimecl.labels import clean_label
+
+    known = classifier.memory.labels()
+    for name in filter(None, names):
+        if clean_label(name) not in known:
+            told = f"There is no example of {name!r}.{_common.near(name, known)}"
+            raise UnknownLabelError(told)
+
+
+def _plain(page: ExamplePage) -> dict[str, Any]:
+    return {
+        "examples": [_fields(example) for example in page.examples],
+        "next": page.next,
+        "total": page.total,
+    }
+
+
+def _fields(example: StoredExample) -> dict[str, Any]:
+    told = {"id": example.id, "label": example.label, "source": example.source}
+    time = None if example.time is None else example.time.isoformat()
+    says = {
+        expert: {"label": label, "probability": round(probability, 4)}
+        for expert, (label, probability) in example.says.items()
+    }
+    scores = {"suspicion": example.suspicion, "similarity": example.similarity}
+    return told | {"time": time, "says": says} | {k: v for k, v in scores.items() if v is not None}
+
+
+def _show(page: ExamplePage) -> None:
+    experts = list(page.examples[0].says)
+    scored = next(
+        (s for s in ("suspicion", "similarity") if getattr(page.examples[0], s) is not None), None
+    )
+    headings = ["id", *([scored] if scored else []), "label", *experts, "source"]
+    rows = []
+    for each in page.examples:
+        said = [f"{label} {100 * sure:.0f} %" for label, sure in each.says.values()]
+        score = [f"{getattr(each, scored):.2f}"] if scored else []
+        rows.append([str(each.id), *score, each.label, *said, each.source or ""])
+    _screen.show_table(headings, rows, numbers=["id", scored or ""])
+    typer.echo(f"{len(rows):,} of {_screen.counted(page.total, 'example')}", err=True)
+    if page.next is not None:
+        typer.echo(f"The next page: --after {page.next}", err=True)
+
+
+def relabel(
+    numbers: Annotated[
+        str, typer.Argument(metavar="IDS", help="Numbers of examples: 7, or 7,9,20-25.")
+    ],
+    label: Annotated[str, typer.Argument(help="The label that is right.")],
+    memory: _common.MemoryOption,
+    model: _common.ModelOption = None,
+) -> None:
+    """Give stored examples another label; copies of an image change together.
+
+    A range is of those that there are in it. Ends with 1 if some number, or a whole range, is of no
+    example.
+    """
+    wanted = list(_ranges(numbers))
+    missing = []
+    with _common.owning(memory, model) as classifier:
+        stored = [example for example, _ in classifier.memory.ids()]
+        for first, last in wanted:
+            found = stored[bisect_left(stored, first) : bisect_right(stored, last)]
+            if not found:
+                which = f"{first}" if first == last else f"from {first} to {last}"
+                missing.append(f"The memory has no example {which}.")
+            for number in found:
+                told = classifier.relabel(number, label)
+                known = f"{told.id}: {told.before!r} is {told.label!r}"
+                is_so = "already" if told.before == told.label else "now"
+                typer.echo(_screen.printable(f"{known} {is_so}."))
+    _screen.report(missing, "Not relabelled")
+    if missing:
+        raise typer.Exit(1)
+
+
+def _ranges(text: str) -> Iterator[tuple[int, int]]:
+    """First and last number of each part."""
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise typer.BadParameter(
+                f"{part!r} is no number of an example, nor a range such as 7-9.", param_hint="IDS"
+            )
+        yield int(found[1]), int(found[2] or found[1])
+
+
+def undo(
+    memory: _common.MemoryOption,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="How many acts.")] = 1,
+    model: _common.ModelOption = None,
+) -> None:
+    """Take back the last acts: teaching, relabelling, renaming, merging. Forgetting is final."""
+    with _common.owning(memory, model) as classifier:
+        for told in classifier.undo(steps):
+            which = f" {', '.join(map(str, told.examples[:5]))}" if told.examples else ""
+            if told.before is None:
+                line = f"Took back example{which} of {told.label!r}."
+            else:
+                line = f"Undid {told.act}{which}: {told.label!r} is {told.before!r} again."
+            typer.echo(_screen.printable(line))
+
+
+def rename(
+    old: Annotated[str, typer.Argument(help="The label as it is.")],
+    new: Annotated[str, typer.Argument(help="What to call it.")],
+    memory: _common.MemoryOption,
+    model: _common.ModelOption = None,
+) -> None:
+    """Call a label otherwise."""
+    with _common.owning(memory, model) as classifier:
+        _check_known(classifier, old)
+        try:
+            count = classifier.rename_label(old, new)
+        except LabelTakenError as error:
+            told = f"There are examples of {new!r} already: use `anytimecl merge`."
+            raise LabelTakenError(told) from error
+        told = f"{_screen.counted(count, 'example')} of {old!r} are called {new!r} now."
+        typer.echo(_screen.printable(told))
+
+
+def merge(
+    source: Annotated[str, typer.Argument(help="The label that goes.")],
+    into: Annotated[str, typer.Argument(help="The label that its examples get.")],
+    memory: _common.MemoryOption,
+    model: _common.ModelOption = None,
+) -> None:
+    """Give all examples of one label another that there is."""
+    with _common.owning(memory, model) as classifier:
+        _check_known(classifier, source, into)
+        count = classifier.merge_labels(source, into)
+        told = f"{_screen.counted(count, 'example')} of {source!r} are {into!r} now."
+        typer.echo(_screen.printable(told))
+
+
+def labels(
+    to: Annotated[Path, typer.Argument(metavar="OUT", help="A file, or a new folder.")],
+    memory: _common.MemoryOption,
+    form: Annotated[
+        Literal["csv", "jsonl", "folders"] | None,
+        typer.Option("--format", help="Unless given: by the ending of OUT."),
+    ] = None,
+    model: _common.ModelOption = None,
+) -> None:
+    """Write all labels as CSV, JSON Lines, or folders of images.
+
+    Ends with 1 if there is no image of some example, to be put into a folder.
+    """
+    from anytimecl.classifier import AnytimeClassifier
+    from anytimecl.listing import Format, export_labels
+
+    endings: dict[str, Format] = {".csv": "csv", ".jsonl": "jsonl", "": "folders"}
+    chosen = endings.get(to.suffix.lower()) if form is None else form
+    if chosen is None:
+        told = f"{to} ends neither in .csv nor in .jsonl: say what to write."
+        raise typer.BadParameter(told, param_hint="--format")
+    backbone = _common.load_model(model, _common.read_meta(memory, read_only=True))
+    with (
+        AnytimeClassifier.open(memory, model=backbone, read_only=True) as classifier,
+        _screen.progress("write") as advance,
+    ):
+        found = export_labels(classifier, to, chosen, advance)
+    typer.echo(f"{_screen.counted(found.examples, 'example')} written to {to}", err=True)
+    if found.without_image:
+        typer.echo(f"There is no image of {found.without_image:,} more.", err=True)
+        raise typer.Exit(1)
+
+
+# Assisted labelling
+
+
+def label(
+    folder: Annotated[Path, typer.Argument(help="Folder or zip of images without labels.")],
+    memory: _common.MemoryOption,
+    labels_text: Annotated[
+        str | None,
+        typer.Option("--labels", metavar="A,B", help="What may be proposed besides what is known."),
+    ] = None,
+    labels_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The same, one a line.")
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--show", help="Open each image in the system's viewer.")
+    ] = False,
+    thumbnails: Annotated[
+        bool, typer.Option("--thumbnails", help="Keep a small picture of each image too.")
+    ] = False,
+    model: _common.ModelOption = None,
+) -> None:
+    """Label images with help: those that teach most are asked about first.
+
+    Nothing is taught unasked. It goes on where it stopped.
+    Ends with 0, also if some are left; with 1 if some image could not be read.
+    """
+    from anytimecl.images import iter_images
+    from anytimecl.inbox import Inbox
+
+    wanted = _common.read_labels(labels_text, labels_file)
+    if next(iter_images(folder), None) is None:  # told before a memory is made for nothing
+        raise no_images(folder)
+    options = {"thumbnails": thumbnails}
+    with _common.owning(memory, model, lambda settings: settings, **options) as classifier:
+        inbox = Inbox(classifier, folder, wanted)
+        if not len(inbox):
+            typer.echo(f"There is nothing left to label in {folder}.")
+            return
+        typer.echo(f"{_screen.counted(len(inbox), 'image')} to label. {_HELP}", err=True)
+        stop = threading.Event()
+        beside = threading.Thread(target=_look_ahead, args=(inbox, stop), daemon=True)
+        beside.start()
+        try:
+            _ask_all(inbox, show=show)
+        finally:
+            stop.set()
+            beside.join()
+        left = len(inbox)
+        typer.echo(f"{_screen.counted(left, 'image')} left to label.", err=True)
+        _screen.report([*inbox.failures.values()], "Not readable")
+    if inbox.failures:
+        raise typer.Exit(1)
+
+
+def _look_ahead(inbox: Inbox, stop: threading.Event) -> None:
+    while not stop.is_set() and inbox.prepare(1):
+        pass
+
+
+def _ask_all(inbox: Inbox, *, show: bool) -> None:
+    item = inbox.next()
+    while item is not None:
+        if show:
+            inbox.load(item).show()
+        typer.echo(_screen.printable(item.source))
+        for place, (name, probability) in enumerate(item.proposals, 1):
+            typer.echo(_screen.printable(f"  {place}  {name}  {100 * probability:.0f} %"))
+        try:
+            given = typer.prompt("label", default="", show_default=False).strip()
+        except typer.Abort:
+            return
+        if given == "q":
+            return
+        item = _dealt(inbox, item, given)
+
+
+def _dealt(inbox: Inbox, item: Item, given: str) -> Item | None:
+    """Do what was said of an image; the next one to ask about, perhaps the same."""
+    try:
+        if given == "u":
+            return inbox.undo()
+        if given == "b":
+            _bulk(inbox)
+        elif given == "s":
+            inbox.skip(item)
+        else:
+            chosen = _chosen(item, given)
+            if chosen is None:
+                typer.echo(_HELP, err=True)
+                return item
+            new = ", a new label" if chosen not in inbox.clf.memory.labels() else ""
+            learned = inbox.answer(item, chosen)
+            typer.echo(_screen.printable(f"  learned {learned.id} as {chosen}{new}"))
+    except AnytimeError as error:
+        typer.secho(str(error), fg="red", err=True)
+        return item
+    return inbox.next()
+
+
+def _chosen(item: Item, given: str) -> str | None:
+    if given == "" or given.isdecimal():
+        place = int(given or 1) - 1
+        return item.proposals[place].label if 0 <= place < len(item.proposals) else None
+    return given.removeprefix("=").strip() or None
+
+
+def _bulk(inbox: Inbox) -> None:
+    """Propose all that is sure, and teach it if that is wanted."""
+    found = inbox.sure()
+    if not found:
+        typer.echo("Nothing is sure yet.", err=True)
+        return
+    for item in found:
+        name, probability = item.proposals[0]
+        typer.echo(_screen.printable(f"  {item.source}  {name}  {100 * probability:.0f} %"))
+    if not typer.confirm(f"Teach {_screen.counted(len(found), 'image')} as proposed?"):
+        return
+    failed = []
+    for item in found:
+        try:
+            inbox.answer(item, item.proposals[0].label)
+        except AnytimeError as error:
+            failed.append(str(error))
+    typer.echo(f"  learned {_screen.counted(len(found) - len(failed), 'image')}")
+    _screen.report(failed, "Not learned")

@@ -1,0 +1,264 @@
+"""What a person does to labels after the fact: change them, take them back, see what is stored.
+
+Every act is one entry of the memory's journal. It is written first, and then lived through by the
+same code that repeats it after a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from anytimecl.errors import LabelTakenError, StoreError, UnknownLabelError
+from anytimecl.labels import clean_label, teachable
+from anytimecl.memory import acts
+from anytimecl.memory.contract import Event
+from anytimecl.recovery import Recovery
+from anytimecl.trainer import Learned
+
+
+class Relabelled(NamedTuple):
+    """An example, its label, and the one that it had before."""
+
+    id: int
+    label: str
+    before: str
+
+
+class Undone(NamedTuple):
+    """An act that was taken back: "teach", "relabel", "rename" or "merge"."""
+
+    act: str
+    examples: tuple[int, ...]  # none for a renamed label: all of its examples
+    label: str  # that the act had given
+    before: str | None  # that they have again; None: taught for the first time, now not at all
+
+
+class Curation(Recovery):
+    """The part of a classifier that changes labels."""
+
+    def relabel(self, example_id: int, label: str) -> Relabelled:
+        """Give a stored example, and every copy of its image, another label.
+
+        It leaves its old label at once, in the experts and in what is practised, and is taught
+        once under the new one. The steps that were taken while it had the old label stay in the
+        tuned model's weights, until practice, `consolidate` or `rebuild` wear them out.
+
+        Parameters
+        ----------
+        example_id
+            As `learn_one` and `examples` name it.
+        label
+            The label that is right.
+
+        Returns
+        -------
+        Relabelled
+            With the label that it had before.
+
+        Raises
+        ------
+        StoreError
+            There is no such example.
+        LabelError
+            The label cannot be used.
+        """
+        label = teachable(label)
+        with self._learning:
+            self._ready(label)
+            before = self.memory.label(example_id)
+            if before is None:
+                raise StoreError(f"The memory has no example {example_id}: it was taken back.")
+            wrong = [each for each, was in self._copies(example_id) if was != label]
+            if wrong:
+                self._change(wrong, label)
+            return Relabelled(example_id, label, before)
+
+    def rename_label(self, old: str, new: str) -> int:
+        """Call a label otherwise; returns how many examples it has.
+
+        The experts go on as they are. The tuned model meets the new text when it is next
+        practised: of what it had learned for the old one, only the images' side stays.
+
+        Parameters
+        ----------
+        old
+            As it is called now.
+        new
+            As it will be called.
+
+        Returns
+        -------
+        int
+            How many examples it has.
+
+        Raises
+        ------
+        UnknownLabelError
+            There is no label `old`.
+        LabelTakenError
+            There are examples of `new` already.
+        LabelError
+            `new` cannot be used.
+        """
+        old, new = clean_label(old), teachable(new)
+        with self._learning:
+            self._ready(new)
+            self._check_known(old)
+            if old != new:
+                with self.memory.writing():
+                    acts.rename(self.memory, old, new)
+                self._follow()
+            return self.memory.labels().get(new, 0)
+
+    def merge_labels(self, source: str, into: str) -> int:
+        """Give every example of one label another that there is; returns how many they were.
+
+        No step is taken: statistics are moved, and practice does the rest.
+
+        Parameters
+        ----------
+        source
+            The label that goes.
+        into
+            The label that its examples get.
+
+        Returns
+        -------
+        int
+            How many examples changed their label.
+
+        Raises
+        ------
+        UnknownLabelError
+            One of the two has no example.
+        LabelTakenError
+            They are the same.
+        """
+        source, into = clean_label(source), teachable(into)
+        with self._learning:
+            self._ready(into)
+            self._check_known(source, into)
+            if source == into:
+                raise LabelTakenError(f"{source!r} is one label already.")
+            moving = [example for example, _ in self.memory.ids(source)]
+            readable = [each.id for each in self.memory.stored(moving)]
+            if readable:
+                with self.memory.writing():
+                    acts.move(self.memory, readable, into, kind=acts.MERGE)
+                self._follow()
+            return len(readable)
+
+    def undo(self, steps: int = 1) -> list[Undone]:
+        """Take back the last acts (teaching, relabelling, renaming, merging), the newest first.
+
+        All of them, or none where that many cannot be undone: what was forgotten is gone. What was
+        taught is removed from memory, experts and practice, as its label was; the step that it had
+        cost stays in the weights. It works after a restart too.
+
+        Parameters
+        ----------
+        steps
+            How many acts.
+
+        Returns
+        -------
+        list of Undone
+            What was taken back, the newest first.
+
+        Raises
+        ------
+        ValueError
+            `steps` is not a whole number from 1.
+        StoreError
+            So many acts cannot be undone.
+        """
+        if not isinstance(steps, int) or steps < 1:
+            raise ValueError(f"steps is a whole number from 1, not {steps!r}.")
+        with self._learning:
+            self._ready()
+            with self.memory.writing():
+                events = acts.last_acts(self.memory, steps)
+                told = [self._taken_back(event) for event in events]
+            self._follow()
+            return told
+
+    def thumbnail(self, example_id: int) -> bytes | None:
+        """The small picture of an example as a WebP file; None where none was kept.
+
+        Parameters
+        ----------
+        example_id
+            Number of the example, as learning it gave.
+
+        Returns
+        -------
+        bytes or None
+            A WebP file.
+
+        Raises
+        ------
+        StoreError
+            The memory is closed or damaged.
+        """
+        return self.memory.thumbnail(example_id)
+
+    def _taken_back(self, event: Event) -> Undone:
+        if event.kind == acts.LEARN:
+            label = self.memory.label(event.number)
+            acts.undo(self.memory, event)
+            return Undone("teach", (event.number,), label or "", None)
+        act = acts.act_of(event)
+        assert act is not None
+        assert act.label is not None
+        acts.undo(self.memory, event)
+        return Undone(act.kind, act.examples, act.label, act.before[0])
+
+    def _copies(self, example: int) -> list[tuple[int, str]]:
+        """The example and all others of the same image, with their labels."""
+        with self.memory.reading():
+            digest = self.memory.about.digest(example)
+        return self.memory.copies(digest) or [(example, self.memory.label(example) or "")]
+
+    def _change(
+        self,
+        examples: Sequence[int],
+        label: str,
+        key: str | None = None,
+        source: str | None = None,
+        *,
+        taught: bool = False,
+    ) -> Learned | None:
+        """Another label; of what was `taught` anew, the key and source that it came with too."""
+        newest = examples[-1]
+        keys = [key if each == newest else None for each in examples] if taught else None
+        with self.memory.writing():
+            acts.move(self.memory, examples, label, keys=keys)
+            if source is not None:
+                self.memory.about.set_source(newest, source)
+        return self._follow()
+
+    def _check_known(self, *labels: str) -> None:
+        known = self.memory.labels()
+        for label in labels:
+            if label not in known:
+                raise UnknownLabelError(f"There is no example of {label!r}.")
+
+    def _follow(self) -> Learned | None:
+        """Live through acts that were just written."""
+        learned = None
+        past = self.memory.history(self._trainer.event)
+        for act in past.acts.values():
+            learned = self._trainer.correct(act)
+        self._trainer.replay()  # counts again what could not be read
+        self._checkpointer.unsaved += len(past.acts)
+        if self._checkpointer.due:
+            self._save(wait=False)
+        return learned
+
+    def _ready(self, label: str | None = None) -> None:
+        """For an act, and for its label."""
+        self.memory.check_writable()
+        self._catch_up()
+        if label is not None:
+            self._trainer.check(label, ())

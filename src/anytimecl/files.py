@@ -1,0 +1,74 @@
+"""Files and folders that are replaced whole or stay as they were, and are on the disk itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A draft to write, a file or a folder, which becomes `path` when the block ends well.
+
+    After an error or a crash `path` is as it was. One writer at a time: the draft always has the
+    same name, so that what a crash left of it goes with the next one.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "note.txt"
+    >>> with replacing(path) as draft:
+    ...     _ = draft.write_text("all of it")
+    >>> path.read_text()
+    'all of it'
+    """
+    draft = path.with_name(f".{path.name}.part")
+    _remove(draft)
+    try:
+        yield draft
+        move_into_place(draft, path)
+    finally:
+        _remove(draft)
+
+
+def move_into_place(draft: Path, path: Path) -> None:
+    """Rename a finished draft to `path`, in place of an older file or an empty folder there.
+
+    It is on the disk before it gets the name: a power cut leaves no good name on half a file.
+    """
+    if draft.is_dir():
+        for inside in draft.rglob("*"):
+            sync(inside)
+        if path.is_dir():
+            path.rmdir()  # Windows renames onto no folder, not even an empty one
+    sync(draft)
+    os.replace(draft, path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Return when a file's bytes, or a folder's list of names, would survive a power cut."""
+    folder = path.is_dir()
+    if folder and os.name == "nt":
+        return  # Windows syncs files alone
+    handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_all(folder: Path) -> None:
+    """`sync` for everything in a folder, for the folder, and for its own name."""
+    for inside in folder.rglob("*"):
+        sync(inside)
+    sync(folder)
+    sync(folder.parent)
+
+
+def _remove(draft: Path) -> None:
+    if draft.is_dir():
+        shutil.rmtree(draft, ignore_errors=True)
+    else:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,355 @@
+"""Assisted labelling: of many images without a label, ask about the one that would teach most.
+
+Only the closed-form experts are asked, on one vector an image: that is cheap enough for a hundred
+thousand. Of these a few thousand are looked at again for each question, and compared by what an
+answer would tell (`choosing.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from anytimecl.choosing import Beliefs, believed, most_telling
+from anytimecl.errors import ImageError, StoreError
+from anytimecl.images import ImageRef, ImageSource, iter_images, load_image
+from anytimecl.inbox._state import KNOWN, State
+from anytimecl.labels import clean_label, clean_labels
+from anytimecl.listing import Exported, export_labels
+from anytimecl.memory.acts import last_acts
+from anytimecl.memory.contract import Progress
+from anytimecl.model import Model
+from anytimecl.predicting import digest_of
+from anytimecl.tail import images_of
+from anytimecl.thumbnails import thumbnail_of
+
+if TYPE_CHECKING:
+    from anytimecl.classifier import AnytimeClassifier
+    from anytimecl.trainer import Learned
+
+__all__ = ["Exported", "Inbox", "Item", "Proposal", "export_labels"]
+
+FIRST = 64  # images that are looked at before the first question
+AHEAD = 4  # and more with every question, where nobody looks at them in between
+CLOSER = 1024  # of the most doubtful, and as many of the others, for each question
+OTHERS = 300  # images that an answer may change something for
+PROPOSED = 5  # labels with a question
+SURE = 0.95  # probability from which an answer is proposed in bulk
+
+
+class Proposal(NamedTuple):
+    """A label, and how likely it is."""
+
+    label: str
+    probability: float
+
+
+class Item(NamedTuple):
+    """An image of the inbox, and what it might be, the likeliest first."""
+
+    number: int
+    source: str
+    proposals: tuple[Proposal, ...]
+
+
+class _Known(NamedTuple):
+    """The closed-form experts, and the labels that they are asked about."""
+
+    model: Model
+    names: list[str]
+    text: Tensor  # [label, dim]
+
+    @property
+    def rows(self) -> list[int]:
+        return [self.model.rows.get(name, -1) for name in self.names]
+
+    def say(self, images: Tensor) -> Beliefs:
+        model = self.model
+        original = model.learner.named(images, self.text).log_softmax(1)
+        return believed(model.gaussian, images, original, self.rows)
+
+    def best(self, asked: Beliefs, others: Beliefs, chance: float) -> int:
+        return most_telling(self.model.gaussian, asked, others, self.rows, chance)
+
+
+class Inbox:
+    """Images to be labelled, beside a classifier that learns from every answer.
+
+    Parameters
+    ----------
+    clf
+        The classifier.
+    sources
+        A folder or zip, with all the images below it, or any images.
+    labels
+        What may be proposed, besides every label that the memory knows.
+
+    Notes
+    -----
+    Beside a memory on disk the inbox remembers what was answered and skipped, and a vector of each
+    image that was looked at, until it is answered: another one over the same images goes on from
+    there. An image that the memory has under any label is not asked about; one whose example was
+    undone or forgotten is asked about again.
+    """
+
+    def __init__(
+        self,
+        clf: AnytimeClassifier,
+        sources: str | os.PathLike[str] | Iterable[ImageSource],
+        labels: Sequence[str] | None = None,
+    ) -> None:
+        self.clf = clf
+        self.failures: dict[str, str] = {}  # name -> why it cannot be read
+        self._wanted = clean_labels(labels) if labels else []
+        self._images = _images(sources)
+        self._names = [_name(image, number) for number, image in enumerate(self._images)]
+        over = os.path.abspath(sources) if isinstance(sources, str | os.PathLike) else self._names
+        self._keys = [_known_by(*each) for each in zip(self._images, self._names, strict=True)]
+        keys = dict(zip(self._names, self._keys, strict=True))
+        self._state = State(clf.memory.path, over, keys, clf.backbone.spec)
+        self._ask_again_what_was_taken_back()
+        order = list(range(len(self._images)))
+        random.Random(clf.settings.seed).shuffle(order)
+        self._order = order  # in which they are looked at
+        self._turn = 0
+        self._working = threading.RLock()
+        self._tokens: tuple[int, Tensor] | None = None  # of the image asked about last
+
+    def __len__(self) -> int:
+        """How many images are still to be labelled."""
+        return sum(
+            key not in self._state.done and name not in self.failures
+            for key, name in zip(self._keys, self._names, strict=True)
+        )
+
+    @property
+    def ready(self) -> int:
+        """How many images were looked at, so that they can be chosen among."""
+        return len(self._state.vectors)
+
+    def prepare(self, count: int | None = None, progress: Progress | None = None) -> int:
+        """Look at some images more, or at all of them; returns how many are left.
+
+        May run in another thread while questions are answered.
+        """
+        left = [n for n in self._order if self._unseen(n)]
+        wanted = left if count is None else left[:count]
+        for done, number in enumerate(wanted, 1):
+            with self._working:
+                if self._unseen(number):
+                    self._look(number)
+            if progress is not None:
+                progress(done, len(wanted))
+        return len(left) - len(wanted)
+
+    def next(self) -> Item | None:
+        """The image that would teach most; None when all are answered or skipped."""
+        with self._working:
+            while True:
+                self.prepare(max(AHEAD, FIRST - self.ready))
+                chosen = self._choose()
+                if chosen is not None or not any(self._unseen(n) for n in self._order):
+                    break
+            if chosen is None:
+                return None
+            return self._item(chosen)
+
+    def answer(self, item: Item, label: str) -> Learned:
+        """Teach an image of the inbox."""
+        with self._working:
+            image, clf = self._images[item.number], self.clf
+            key = _key(image, label)
+            if (
+                self._tokens
+                and self._tokens[0] == item.number
+                and clf.settings.name_of("codec") != "image"
+            ):
+                small = thumbnail_of(self.load(item)) if clf.memory.thumbnails else None
+                learned = clf.learn_tokens(
+                    self._tokens[1], label, key=key, source=item.source, thumbnail=small
+                )
+            else:
+                given = image.read() if isinstance(image, ImageRef) else image
+                learned = clf.learn_one(given, label, key=key, source=item.source)
+            self._state.note(self._keys[item.number], "answer", learned.id)
+            return learned
+
+    def skip(self, item: Item) -> None:
+        """Do not ask about it again."""
+        with self._working:
+            self._state.note(self._keys[item.number], "skip")
+
+    def undo(self) -> Item:
+        """Take back the last answer or skip of this inbox; the image may be asked about again."""
+        with self._working:
+            last = self._state.last()
+            if last is None:
+                raise StoreError("Nothing was answered or skipped yet: there is nothing to undo.")
+            key, example = last
+            if example is not None:
+                self._take_back(example)
+            self._state.note(key, "undo")
+            return self._item(self._keys.index(key))
+
+    def sure(self, threshold: float = SURE) -> list[Item]:
+        """Images whose first proposal is sure, the surest first. Nothing is taught by this."""
+        with self._working:
+            left = self._open()
+            if not left:
+                return []
+            with self._known() as known:
+                names = known.names
+                if not names:
+                    return []
+                said = known.say(self._stacked(left)).scores
+        best, at = said[:, : len(names)].softmax(1).max(1)
+        found = [
+            Item(number, self._names[number], (Proposal(names[i], probability),))
+            for number, i, probability in zip(left, at.tolist(), best.tolist(), strict=True)
+            if probability >= threshold
+        ]
+        return sorted(found, key=lambda item: -item.proposals[0].probability)
+
+    def load(self, item: Item) -> Image.Image:
+        """The image itself."""
+        image = self._images[item.number]
+        return image.load() if isinstance(image, ImageRef) else load_image(image)
+
+    def _take_back(self, example: int) -> None:
+        with self.clf.memory.reading():
+            [act] = last_acts(self.clf.memory, 1)
+        if example not in (act.number, *act.data.get("examples", ())):
+            raise StoreError(
+                "Something else was taught since, which would be undone first: use relabel or "
+                "forget instead."
+            )
+        self.clf.undo()
+
+    def _ask_again_what_was_taken_back(self) -> None:
+        """What was answered here, and undone or forgotten elsewhere, has no label any more."""
+        answered = {key: example for key, example in self._state.done.items() if example}
+        stored = {example for example, _ in self.clf.memory.ids()} if answered else set()
+        for key, example in answered.items():
+            if example not in stored:
+                self._state.note(key, "undo")
+
+    def _unseen(self, number: int) -> bool:
+        key, state = self._keys[number], self._state
+        return not (
+            key in state.vectors or key in state.done or self._names[number] in self.failures
+        )
+
+    def _open(self) -> list[int]:
+        """Looked at, and neither answered nor skipped."""
+        vectors = self._state.vectors
+        return [number for number in self._order if self._keys[number] in vectors]
+
+    def _look(self, number: int) -> None:
+        name = self._names[number]
+        image = self._images[number]
+        try:
+            given = image.load() if isinstance(image, ImageRef) else image
+            tokens = self.clf.encode([given])
+        except ImageError as error:
+            self.failures[name] = str(error)
+            return
+        if (known := self.clf.memory.find_content(digest_of(tokens[0]))) is not None:
+            self._state.note(self._keys[number], KNOWN, known[0])
+            return
+        backbone = self.clf.backbone
+        with torch.no_grad():
+            vector = images_of(backbone.tail, backbone.spec.tail, tokens)[0]
+        self._state.add(self._keys[number], vector.half().cpu().numpy())
+
+    def _choose(self) -> int | None:
+        left = self._open()
+        if not left:
+            return None
+        stale = self._state.priority
+        promising = sorted(left, key=lambda n: -stale.get(n, 1.0))[:CLOSER]
+        start = self._turn % len(left)
+        self._turn += CLOSER
+        others = (left + left)[start : start + min(CLOSER, len(left))]
+        looked = list(dict.fromkeys([*promising, *others]))
+        draw = random.Random(self._turn)
+        some = draw.sample(left, min(OTHERS, len(left)))
+        with self._known() as known:
+            asked = known.say(self._stacked(looked))
+            stale.update(zip(looked, asked.doubt.tolist(), strict=True))
+            return looked[known.best(asked, known.say(self._stacked(some)), draw.random())]
+
+    def _stacked(self, numbers: Sequence[int]) -> Tensor:
+        vectors = self._state.vectors
+        return torch.from_numpy(np.stack([vectors[self._keys[n]] for n in numbers])).float()
+
+    @contextmanager
+    def _known(self) -> Iterator[_Known]:
+        """What is known now, which does not change meanwhile."""
+        clf = self.clf
+        labels = clf.labels
+        names = [*labels, *(label for label in self._wanted if label not in set(labels))]
+        text = torch.empty(0, clf.backbone.spec.dim)
+        if names:
+            text = clf.backbone.embed_labels(names, clf.settings.templates)
+        with torch.no_grad(), clf._lock.reading():
+            yield _Known(clf._trainer.model, names, text.float().cpu())
+
+    def _item(self, number: int) -> Item:
+        """With what all experts together propose."""
+        clf = self.clf
+        image = self._images[number]
+        given = image.load() if isinstance(image, ImageRef) else image
+        tokens = clf.encode([given])
+        self._tokens = number, tokens[0]
+        labels = list(dict.fromkeys([*clf.labels, *self._wanted]))
+        proposals: list[Proposal] = []
+        if labels:
+            [found] = clf.predict_tokens(tokens, labels)
+            likely = sorted(found.probabilities.items(), key=lambda each: -each[1])[:PROPOSED]
+            proposals = [Proposal(*each) for each in likely]
+        return Item(number, self._names[number], tuple(proposals))
+
+
+def _images(sources: Any) -> list[Any]:
+    if isinstance(sources, str | os.PathLike):
+        return list(iter_images(sources))
+    return list(sources)
+
+
+def _name(image: Any, number: int) -> str:
+    if isinstance(image, ImageRef):
+        return str(image.root / image.name)
+    return os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {number}"
+
+
+def _known_by(image: Any, name: str) -> str:
+    """As the state calls it: another file in its place, or one that was written anew, is another.
+
+    Of a zip, the file is the zip.
+    """
+    written = (0, 0)
+    if isinstance(image, ImageRef):
+        file = image.root if image.member is not None else image.root / image.name
+        with suppress(OSError):
+            status = file.stat()
+            written = status.st_size, status.st_mtime_ns
+    return hashlib.sha256(json.dumps([name, *written]).encode()).hexdigest()[:32]
+
+
+def _key(image: Any, label: str) -> str | None:
+    """As `anytimecl learn` has it, so that it passes over what was labelled here."""
+    if not isinstance(image, ImageRef):
+        return None
+    content = hashlib.sha256(image.read()).digest()
+    return hashlib.sha256(content + clean_label(label).encode()).hexdigest()

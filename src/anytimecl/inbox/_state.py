@@ -1,0 +1,139 @@
+"""What became of the images of an inbox: answered, skipped, looked at; on disk beside a memory.
+
+Images are known by a digest of where they lie and when they were written: no name is kept here, so
+that none is left behind when an example is forgotten, and another file of the same name is another
+image. A vector is overwritten as soon as it is answered what its image shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anytimecl.backbone.spec import Spec
+from anytimecl.files import replacing
+
+FOLDER = "inbox"  # in that of the memory
+KNOWN = "known"  # was in the memory before it was asked about: no act of the inbox
+VERSION = 2  # 1 had names, and kept the vectors of what was answered
+
+Vector = np.ndarray[Any, np.dtype[np.float16]]
+
+
+class State:
+    """Acts and vectors, each written down before it counts.
+
+    Parameters
+    ----------
+    memory
+        The file of the memory, if it has one.
+    over
+        What the inbox is over: one that is over the same goes on from there.
+    keys
+        Of its images: name -> what it is known by here.
+    """
+
+    def __init__(self, memory: Path | None, over: Any, keys: Mapping[str, str], spec: Spec) -> None:
+        self.vectors: dict[str, Vector] = {}
+        self.done: dict[str, int | None] = {}  # key -> the example it became; None: skipped
+        self.priority: dict[int, float] = {}  # as it was when it was last looked at
+        self._acts: list[tuple[str, int | None]] = []
+        self._rows: dict[str, int] = {}  # key -> where its vector is
+        self._file: Path | None = None
+        if memory is None:
+            return
+        about = json.dumps([spec.fingerprint, over]).encode()
+        folder = memory.parent / FOLDER
+        folder.mkdir(exist_ok=True)
+        self._file = folder / f"{hashlib.sha256(about).hexdigest()[:16]}.jsonl"
+        if self._file.exists():
+            self._load(spec.dim, keys)
+        else:
+            self._write({"version": VERSION})
+
+    def _load(self, dim: int, keys: Mapping[str, str]) -> None:
+        lines = list(self._lines())
+        if not lines or "version" not in lines[0]:
+            lines = self._converted(lines, keys)
+        raw = self._vector_file
+        whole = raw.read_bytes() if raw.exists() else b""
+        stored = np.frombuffer(whole[: len(whole) // (2 * dim) * 2 * dim], np.float16)
+        stored = stored.reshape(-1, dim)
+        for told in lines:
+            if "row" in told:
+                if told["row"] < len(stored):
+                    self.vectors[told["key"]] = stored[told["row"]]
+                    self._rows[told["key"]] = told["row"]
+            elif "did" in told:
+                self._apply(told["key"], told["did"], told.get("example"))
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        assert self._file is not None
+        for line in self._file.read_text("utf-8", "surrogatepass").splitlines():
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue  # cut short by a kill: it was never acknowledged
+
+    def _converted(self, lines: list[dict[str, Any]], keys: Mapping[str, str]) -> Any:
+        """Lines of version 1, of images that are still there."""
+        assert self._file is not None
+        found: list[dict[str, Any]] = [{"version": VERSION}]
+        for told in lines:
+            if (key := keys.get(told.pop("name", ""))) is not None:
+                found.append({"key": key} | told)
+        with replacing(self._file) as draft:
+            draft.write_text("".join(json.dumps(told) + "\n" for told in found), "utf-8")
+        return found
+
+    def add(self, key: str, vector: Vector) -> None:
+        """An image was looked at."""
+        if self._file is not None:
+            with self._vector_file.open("ab") as raw:
+                row = raw.tell() // vector.nbytes
+                raw.write(vector.tobytes())
+            self._write({"key": key, "row": row})
+            self._rows[key] = row
+        self.vectors[key] = vector
+
+    def note(self, key: str, did: str, example: int | None = None) -> None:
+        """It was answered, skipped or known, or that was taken back."""
+        self._write({"key": key, "did": did, "example": example})
+        self._apply(key, did, example)
+
+    def last(self) -> tuple[str, int | None] | None:
+        """The last that was answered or skipped."""
+        return self._acts[-1] if self._acts else None
+
+    def _apply(self, key: str, did: str, example: int | None) -> None:
+        if did == "undo":
+            self._acts = [act for act in self._acts if act[0] != key]
+            self.done.pop(key, None)
+        else:
+            if did != KNOWN:
+                self._acts.append((key, example))
+            self.done[key] = example
+            self._drop(key)
+
+    def _drop(self, key: str) -> None:
+        vector, row = self.vectors.pop(key, None), self._rows.pop(key, None)
+        if vector is not None and row is not None and vector.any():
+            with self._vector_file.open("r+b") as raw:
+                raw.seek(row * vector.nbytes)
+                raw.write(bytes(vector.nbytes))
+
+    @property
+    def _vector_file(self) -> Path:
+        assert self._file is not None
+        return self._file.with_suffix(".f16")
+
+    def _write(self, told: dict[str, Any]) -> None:
+        if self._file is None:
+            return
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(told) + "\n")

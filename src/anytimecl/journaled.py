@@ -1,0 +1,179 @@
+"""A trainer that lives through a journal: the same journal gives the same trainer, bit for bit.
+
+Whether it is lived through or repeated after a crash, on one machine: another may round otherwise.
+It depends on nothing but the backbone, the settings and the journal. (Candidates that were never
+seen make an exception: their vectors may have been worked out beside others, which a text side
+rounds otherwise.)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from anytimecl.checkpoint import Checkpoint
+from anytimecl.errors import CheckpointError
+from anytimecl.memory.acts import MERGE, RENAME, WITHDRAW, Act, LabelHistory
+from anytimecl.memory.contract import Progress
+from anytimecl.trainer import Learned, Trainer
+
+
+class JournaledTrainer(Trainer):
+    """Lessons, corrections and what was forgotten, in their order; or a checkpoint of the first."""
+
+    def replay(
+        self,
+        progress: Progress | None = None,
+        taken: Mapping[int, Tensor] | None = None,
+        *,
+        corrected: bool = False,
+    ) -> int:
+        """Live through what the journal holds after `event`; returns how many entries.
+
+        `taken` are images of examples that were forgotten just now. With `corrected`, every example
+        is taught as it is called now, as if its label had been right at once.
+        """
+        count, began = 0, self.event
+        past = LabelHistory() if corrected else self.memory.history(self.event)
+        for event in self.memory.events(self.event):
+            if event.kind == "learn":
+                self._repeat(int(event.data["example"]), past)
+            elif event.number in past.acts:
+                self.correct(past.acts[event.number])
+            elif event.kind == "consolidate":
+                self.consolidate(int(event.data["epochs"]), event.number)
+            elif event.kind == "forget":
+                self.forget(event.data["examples"], taken)
+            elif event.kind == "evict":
+                self.forget([event.data["example"]], taken)
+            self.event = event.number
+            count += 1
+            if progress is not None:
+                progress(count, len(self.memory))
+        if not began and past.acts:
+            self._agree()
+        if self._miscounted:
+            self.recount()
+        return count
+
+    def _agree(self) -> None:
+        """Where the journal has forgotten a correction, the memory still has its outcome."""
+        wrong: dict[str, list[int]] = {}
+        for example, label in self.memory.ids():
+            if self.label_of(example) not in ("", label):
+                wrong.setdefault(label, []).append(example)
+        for label, examples in wrong.items():
+            self._merge(examples, label)
+
+    def checkpoint(self) -> Checkpoint:
+        """All of it, as of now."""
+        with self.lock.reading():
+            plain = self.model.plain() | {"sampler": self.sampler.state()}
+            return Checkpoint(
+                event=self.event,
+                fingerprint=self.backbone.spec.fingerprint,
+                config=json.loads(self.settings.to_json()),
+                tensors={name: t.cpu().clone() for name, t in self.model.tensors().items()},
+                state=json.loads(json.dumps(plain)),
+            )
+
+    def restore(
+        self, saved: Checkpoint, taken: Mapping[int, tuple[str, Tensor]] | None = None
+    ) -> None:
+        """Continue from a checkpoint.
+
+        `taken` are labels and images of examples that were forgotten just now.
+        """
+        if saved.fingerprint != self.backbone.spec.fingerprint:
+            raise CheckpointError("The checkpoint belongs to another model than its memory.")
+        whole = self.model.restore(saved.tensors, saved.state)
+        for example, label in self.memory.ids_at(saved.event):
+            if label not in self.rows:
+                raise CheckpointError(
+                    "The checkpoint belongs to another memory. Delete it: learning is repeated "
+                    "from the memory."
+                )
+            self.examples.add(example, label)
+        self.sampler.restore(saved.state["sampler"])
+        if whole:
+            self._take_back({i: gone for i, gone in (taken or {}).items() if i <= saved.event})
+        for label in saved.state["labels"]:
+            if not self.examples.count(label):  # forgotten since
+                self.model.retire(label)
+        self.event = saved.event
+        if self._miscounted or not whole:  # or of a version without experts
+            self.recount()
+
+    def _take_back(self, taken: Mapping[int, tuple[str, Tensor]]) -> None:
+        """What a checkpoint has of examples that were forgotten since."""
+        for example, (label, image) in taken.items():
+            self.model.remove(example, label, image)
+        self.model.let_go([example for example in self.model.kept if not self.label_of(example)])
+        counted = zip(self.labels, self.model.gaussian.now.counts.tolist(), strict=True)
+        # Fewer are no fault: a record may be damaged. More are of an example that is gone.
+        self._miscounted = any(count > self.examples.count(label) for label, count in counted)
+
+    @torch.no_grad()
+    def correct(self, act: Act) -> Learned | None:
+        """Labels are not what they were; what was learned of the last example, if any was.
+
+        An example that was relabelled is taught once more. Merged and renamed labels change what
+        experts and practice call their examples, and no weight.
+        """
+        learned = None
+        known = self.examples.known(act.examples)
+        if act.kind == WITHDRAW:
+            self.forget(known, dict(zip(*self.images(known), strict=True)))
+        elif act.label is None:
+            pass
+        elif act.kind == RENAME:
+            self._rename(act.before[0], act.label)
+        elif act.kind == MERGE:
+            self._merge(known, act.label)
+        else:
+            learned = self._teach_again(known, act.label, act.number)
+        self.event = act.number
+        return learned
+
+    def _teach_again(self, copies: Sequence[int], label: str, number: int) -> Learned | None:
+        learned = None
+        try:
+            for each in self.memory.stored(copies):
+                learned = self.teach(each.id, label, each.record, each.candidates, number)
+        except BaseException:
+            # Of several copies of an image, some have the label and others not.
+            self.lock.torn = self.lock.torn or learned is not None
+            raise
+        return learned
+
+    def _rename(self, label: str, to: str) -> None:
+        if label not in self.rows:
+            return
+        vector = self._embed_alone(to)
+        with self.lock.writing():
+            self.model.rename(label, to, vector)
+            self.examples.rename(label, to)
+
+    def _merge(self, examples: Sequence[int], label: str) -> None:
+        found, images = self.images(examples)
+        image_of = dict(zip(found, images, strict=True))
+        self.enter(label)
+        with self.lock.writing():
+            for example in examples:
+                self.move(example, label, image_of.get(example))
+
+    def recount(self, progress: Progress | None = None) -> None:
+        """The experts' statistics from the stored examples: exact, whatever came and went."""
+        found, images = self.images(self.examples.ids(), progress)
+        with self.lock.writing():
+            self.model.count(found, [self.label_of(example) for example in found], images)
+        self._miscounted = False
+
+    def _repeat(self, example: int, past: LabelHistory) -> None:
+        for each in self.memory.stored([example]):  # none, if it was forgotten since
+            label = past.label_at(example, example, self.memory.label(example))
+            if label is not None:  # it was not taken back
+                self.teach(example, label, each.record, each.candidates)

@@ -1,0 +1,298 @@
+"""The part of a classifier that learns: one example at a time, in the order of arrival."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from anytimecl.ahead import one_ahead
+from anytimecl.errors import AnytimeError, LabelError, StoreError
+from anytimecl.images import ImageSource
+from anytimecl.labels import clean_labels, teachable
+from anytimecl.memory import RequestKey, Row
+from anytimecl.recording import Record, Recording
+from anytimecl.retries import check_same
+from anytimecl.trainer import Learned
+
+
+class Learning(Recording):
+    """From an image and its label to what was learned of it, durable when it returns."""
+
+    def learn_one(
+        self,
+        image: ImageSource,
+        label: str,
+        *,
+        candidates: Sequence[str] | None = None,
+        key: str | None = None,
+        source: str | None = None,
+    ) -> Learned:
+        """Learn one labelled image; it is durable when this returns.
+
+        `candidates` are the labels it is told apart from; without them, every label seen. A `key`
+        makes a retry harmless: the same key teaches once. `source` is what the image is called
+        where it comes from; of a path, unless given, the path.
+
+        One image has one label. Teaching an image that is in memory (the same content, whatever its
+        name) under another label replaces the label, and `Learned.replaced` says which it was;
+        under the same label it changes nothing.
+
+        Parameters
+        ----------
+        image
+            A path, bytes, an open file, a Pillow image or an array.
+        label
+            What it shows.
+        candidates
+            Labels that the example is told apart from, its own included; without them, every label
+            seen.
+        key
+            The same key teaches once, so that a retry is harmless. With another image or label it
+            is an error.
+        source
+            What the image is called where it comes from; of a path, unless given, the path.
+
+        Returns
+        -------
+        Learned
+            Its number, and who had been right about it before.
+
+        Raises
+        ------
+        ImageError
+            The image cannot be read.
+        LabelError
+            The label cannot be used.
+        KeyUsedError
+            The key has taught another image, or another label.
+        StoreError
+            The memory is read-only, closed or damaged, or the disk is full.
+        """
+        label, chosen = _check(label, candidates)
+        return self._learn(self._record(image, source), label, chosen, key)
+
+    def learn_tokens(
+        self,
+        tokens: Tensor,
+        label: str,
+        *,
+        candidates: Sequence[str] | None = None,
+        key: str | None = None,
+        source: str | None = None,
+        thumbnail: bytes | None = None,
+    ) -> Learned:
+        """`learn_one` for the tokens [token, width] of an image that `encode` has seen already.
+
+        A `thumbnail` (see `thumbnails.thumbnail_of`) is kept where the memory keeps them.
+
+        Parameters
+        ----------
+        tokens
+            [token, width], of one image.
+        label
+            What it shows.
+        candidates
+            Labels that the example is told apart from, its own included; without them, every label
+            seen.
+        key
+            The same key teaches once, so that a retry is harmless. With another image or label it
+            is an error.
+        source
+            What the image is called where it comes from.
+        thumbnail
+            A small picture, kept where the memory keeps them.
+
+        Returns
+        -------
+        Learned
+            Its number, and who had been right about it before.
+
+        Raises
+        ------
+        LabelError
+            The label cannot be used.
+        KeyUsedError
+            The key has taught another image, or another label.
+        StoreError
+            The memory is read-only, closed or damaged, or the disk is full.
+        """
+        label, chosen = _check(label, candidates)
+        record = self._compressed(tokens)._replace(source=source, thumbnail=thumbnail)
+        return self._learn(record, label, chosen, key)
+
+    def learn_compressed(
+        self,
+        record: bytes,
+        label: str,
+        *,
+        fingerprint: str,
+        candidates: Sequence[str] | None = None,
+        key: str | None = None,
+    ) -> Learned:
+        """`learn_one` for an image that was encoded and compressed elsewhere.
+
+        `record` is what this memory's codec made of it, and `fingerprint` that of the model it was
+        encoded with (`backbone.spec.fingerprint`): a record does not say that itself.
+
+        Parameters
+        ----------
+        record
+            What this memory's codec made of the image.
+        label
+            What it shows.
+        fingerprint
+            Of the model that the record was made with: `backbone.spec.fingerprint`.
+        candidates
+            Labels that the example is told apart from, its own included; without them, every label
+            seen.
+        key
+            The same key teaches once, so that a retry is harmless. With another image or label it
+            is an error.
+
+        Returns
+        -------
+        Learned
+            Its number, and who had been right about it before.
+
+        Raises
+        ------
+        LabelError
+            The label cannot be used.
+        KeyUsedError
+            The key has taught another image, or another label.
+        StoreError
+            The record is damaged, or of another model or codec; or the memory cannot be written.
+        """
+        label, chosen = _check(label, candidates)
+        self._check_record(record, fingerprint)
+        return self._learn(Record(bytes(record)), label, chosen, key)
+
+    def learn_many(
+        self,
+        examples: Iterable[tuple[ImageSource, str] | tuple[ImageSource, str, str | None]],
+        *,
+        report: Callable[[Learned | AnytimeError], None] | None = None,
+    ) -> int:
+        """`learn_one` for each (image, label) or (image, label, key); returns how many.
+
+        The next image is encoded while this one is learned. With `report`, every result goes to it,
+        and an image or label that cannot be used is reported and left out; without it, the first
+        such one raises, and all before it are kept.
+
+        Parameters
+        ----------
+        examples
+            Tuples (image, label) or (image, label, key).
+        report
+            Called with what became of each.
+
+        Returns
+        -------
+        int
+            How many were learned.
+
+        Raises
+        ------
+        ImageError
+            The image cannot be read.
+        LabelError
+            The label cannot be used.
+        KeyUsedError
+            A key has taught another image, or another label.
+        StoreError
+            The memory is read-only, closed or damaged, or the disk is full.
+        """
+
+        def ready(example: tuple[Any, ...]) -> Callable[[], Learned]:
+            image, label, *rest = example
+            label, key = teachable(label), rest[0] if rest else None
+            if key is not None and isinstance(image, str | os.PathLike):
+                known = self.memory.has_key(key)  # a file that is known by its name is not read
+                if known and self.memory.told_of(known) == (label, os.fspath(image)):
+                    return lambda: Learned(known, right=True, tuned=True, original=True)
+            record = self._record(image)
+            return lambda: self._learn(record, label, None, key)
+
+        count = 0
+        for result in one_ahead(examples, ready):
+            try:
+                learned = result()()
+            except AnytimeError as error:
+                if report is None or isinstance(error, StoreError):
+                    raise
+                report(error)
+            else:
+                count += 1
+                if report is not None:
+                    report(learned)
+        return count
+
+    def _known(self, key: str, label: str, record: Record) -> Learned | None:
+        """What to say of a key that taught before; an error if that was something else."""
+        known = self.memory.has_key(key)
+        if known is None:
+            return None
+        if not isinstance(key, RequestKey):
+            check_same(self._trainer, known, key, label, record.data, record.content)
+        return Learned(known, right=True, tuned=True, original=True)
+
+    def _learn(
+        self, record: Record, label: str, candidates: tuple[str, ...] | None, key: str | None
+    ) -> Learned:
+        with self._learning:
+            self._catch_up()
+            if key is not None and (known := self._known(key, label, record)) is not None:
+                return known
+            trainer = self._trainer
+            trainer.check(label, candidates or ())
+            self.memory.check_writable()
+            if copies := self.memory.copies(record.content):
+                return self._learn_again(copies, label, key, record.source)
+            thumbnail = record.thumbnail if self.memory.thumbnails else None
+            row = Row(label, record.data, candidates, key, record.time, record.content)
+            row = row._replace(source=record.source, thumbnail=thumbnail)
+            example = self.memory.append_row(row)
+            if self.memory.last > example:
+                self._make_room(example)
+            learned = trainer.teach(example, label, record.data, candidates)
+            trainer.event = self.memory.last
+            self._checkpointer.unsaved += 1
+            if self._checkpointer.due:
+                self._save(wait=False)
+            return learned
+
+    def _make_room(self, newcomer: int) -> None:
+        """Whatever was evicted for a newcomer leaves the model."""
+        gone, image = self.memory.evicted.items(), self._trainer.image
+        leaving = {evicted: image(data) for evicted, data in gone}
+        events = self.memory.events(newcomer)
+        self._trainer.forget([event.data["example"] for event in events], leaving)
+
+    def _learn_again(
+        self, copies: Sequence[tuple[int, str]], label: str, key: str | None, source: str | None
+    ) -> Learned:
+        """An image that is in memory is taught: another label replaces that which it had."""
+        newest, _before = copies[-1]
+        wrong = [example for example, was in copies if was != label]
+        if not wrong:
+            if isinstance(key, RequestKey):
+                with self.memory.writing():
+                    self.memory.keys.add(key, newest)
+            return Learned(newest, right=True, tuned=True, original=True)
+        learned = self._change(wrong, label, key, source, taught=True)
+        was = dict(copies)[wrong[-1]]
+        told = learned or Learned(newest, right=False, tuned=False, original=False)
+        return told._replace(right=False, replaced=was)
+
+
+def _check(label: str, candidates: Sequence[str] | None) -> tuple[str, tuple[str, ...] | None]:
+    cleaned = teachable(label)
+    if candidates is None:
+        return cleaned, None
+    chosen = clean_labels(candidates)
+    if cleaned not in chosen:
+        raise LabelError(f"The label {cleaned!r} is not among its candidates.")
+    return cleaned, tuple(chosen)

@@ -1,0 +1,148 @@
+"""All labels of a memory, for other programs: a CSV file, JSON Lines, or folders of images."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from anytimecl.codec import ImageBytes
+from anytimecl.errors import ImageError, StoreError
+from anytimecl.files import replacing
+from anytimecl.images import image_cost
+from anytimecl.memory import Row
+from anytimecl.memory.contract import Progress
+from anytimecl.review import when
+
+if TYPE_CHECKING:
+    from anytimecl.classifier import AnytimeClassifier
+
+Format = Literal["csv", "jsonl", "folders"]
+COLUMNS = ("id", "label", "source", "time")
+AT_ONCE = 256
+LONGEST = 100  # characters of a folder's name
+
+
+class Exported(NamedTuple):
+    """How many examples were written, and how many there is no image of (folders alone)."""
+
+    examples: int
+    without_image: int = 0
+
+
+def export_labels(
+    clf: AnytimeClassifier,
+    path: str | Path,
+    format: Format = "csv",  # noqa: A002
+    progress: Progress | None = None,
+) -> Exported:
+    """Write every label of the memory.
+
+    Parameters
+    ----------
+    path
+        A file, which is replaced whole, or a new folder, which appears whole.
+    format
+        "csv" and "jsonl" have a line an example: id, label, source, time (UTC). "folders" has an
+        image an example, `<label>/<id>-<name>`: the file it came from where that is still there,
+        else the image that the memory keeps, else its thumbnail.
+    """
+    write = {"csv": _csv, "jsonl": _json_lines, "folders": _folders}.get(format)
+    if write is None:
+        raise ValueError(f'The format is "csv", "jsonl" or "folders", not {format!r}.')
+    path = Path(path)
+    if path.is_dir() and (format != "folders" or any(path.iterdir())):
+        raise StoreError(f"{path} is a folder that is there already: choose another name.")
+    try:
+        with replacing(path) as draft:
+            return write(clf, draft, progress)
+    except OSError as error:
+        raise StoreError(f"{path} could not be written: {error.strerror or error}.") from error
+
+
+Write = Callable[["AnytimeClassifier", Path, "Progress | None"], Exported]
+
+
+def _csv(clf: AnytimeClassifier, to: Path, progress: Progress | None) -> Exported:
+    with to.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        return Exported(sum(_written(writer.writerow(line)) for line in _lines(clf, progress)))
+
+
+def _json_lines(clf: AnytimeClassifier, to: Path, progress: Progress | None) -> Exported:
+    with to.open("w", encoding="utf-8") as file:
+        lines = (json.dumps(line, ensure_ascii=False) + "\n" for line in _lines(clf, progress))
+        return Exported(sum(_written(file.write(line)) for line in lines))
+
+
+def _written(_: object) -> int:
+    return 1
+
+
+def _folders(clf: AnytimeClassifier, to: Path, progress: Progress | None) -> Exported:
+    to.mkdir()
+    kept = clf.settings.name_of("codec") == ImageBytes.name
+    count = missing = 0
+    for example, row in _rows(clf, progress):
+        folder = to / folder_name(row.label)
+        folder.mkdir(exist_ok=True)
+        if _put(folder, example, row, kept=kept):
+            count += 1
+        else:
+            missing += 1
+    return Exported(count, missing)
+
+
+def _put(folder: Path, example: int, row: Row, *, kept: bool) -> bool:
+    """Whether there was an image to put there."""
+    source = None if row.source is None else Path(row.source)
+    name = "image" if source is None else source.name
+    if source is not None and _is_image(source):
+        shutil.copyfile(source, folder / f"{example}-{name}")
+    elif kept:
+        [file] = ImageBytes().images([row.record])
+        (folder / f"{example}-{name}").write_bytes(file)
+    elif row.thumbnail is not None:
+        (folder / f"{example}-{Path(name).stem}.webp").write_bytes(row.thumbnail)
+    else:
+        return False
+    return True
+
+
+def _is_image(source: Path) -> bool:
+    """Who teaches from afar says what a source is called, and may name any file of this machine."""
+    try:
+        image_cost(source.read_bytes())
+    except (ImageError, OSError, ValueError):
+        return False
+    return True
+
+
+def folder_name(label: str) -> str:
+    """A label as the name of a folder, on any system.
+
+    >>> folder_name("cat/dog: which?"), folder_name("..")
+    ('cat_dog_ which_', '_')
+    """
+    safe = re.sub(r'[\x00-\x1f/\\:*?"<>|]', "_", label).strip(" .")[:LONGEST]
+    return safe or "_"
+
+
+def _lines(clf: AnytimeClassifier, progress: Progress | None) -> Iterator[dict[str, Any]]:
+    for example, row in _rows(clf, progress):
+        time = when(row.time)
+        told = (example, row.label, row.source, time and time.isoformat(timespec="milliseconds"))
+        yield dict(zip(COLUMNS, told, strict=True))
+
+
+def _rows(clf: AnytimeClassifier, progress: Progress | None) -> Iterator[tuple[int, Row]]:
+    ids = [example for example, _ in clf.memory.ids()]
+    for start in range(0, len(ids), AT_ONCE):
+        yield from clf.memory.rows(ids[start : start + AT_ONCE])
+        if progress is not None:
+            progress(min(start + AT_ONCE, len(ids)), len(ids))

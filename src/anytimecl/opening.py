@@ -1,0 +1,123 @@
+"""What a memory is opened with: its model, its options, and what does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from anytimecl.backbone import Backbone, Spec, load_stored
+from anytimecl.backbone import load as load_backbone
+from anytimecl.backbone.prior import Prior
+from anytimecl.backbone.repository import pinned
+from anytimecl.backbone.spec import differences
+from anytimecl.codec import ImageBytes
+from anytimecl.errors import PartError, StoreError
+from anytimecl.files import replacing
+from anytimecl.memory import STORES, Store
+from anytimecl.memory.opening import stored_meta
+from anytimecl.registry import Choice, Named
+from anytimecl.settings import Settings
+
+STORE = "store.json"  # in the folder of a memory that is not of ours
+PRIOR = "prior.safetensors"  # in the folder of a memory
+
+
+def store_of(store: Choice[Store] | None, folder: Path | None, options: Mapping[str, Any]) -> Named:
+    """The store asked for, else the one that the folder was made with."""
+    if store is None:
+        file = None if folder is None else folder / STORE
+        default = "ram" if folder is None else "sqlite"
+        store = json.loads(file.read_text("utf-8")) if file and file.exists() else default
+    read = STORES.read(store)
+    named = Named(read.name, {**read.options, **options}, read.given)
+    try:
+        return STORES.named(named)
+    except PartError as error:
+        if named.name not in STORES:
+            raise
+        raise TypeError(str(error)) from error  # as of any argument that is not known
+
+
+def stored_in(named: Named, folder: Path | None) -> dict[str, str] | None:
+    """What the memory says of itself; None if there is none."""
+    if isinstance(named.given, Store):
+        return dict(named.given.meta) or None
+    if folder is None or named.name in ("ram", "sqlite"):
+        return None if folder is None else stored_meta(folder)
+    try:
+        with STORES.make(named, folder, None, True) as found:
+            return dict(found.meta)
+    except StoreError:
+        return None
+
+
+def open_store(
+    named: Named, folder: Path | None, meta: Mapping[str, str] | None, *, read_only: bool
+) -> Store:
+    """The memory, made with `meta` where there is none; its folder says which store it is of."""
+    memory = STORES.make(named, folder, meta, read_only)
+    if "settings" not in memory.meta:
+        raise StoreError(
+            "This store was not made by a classifier: it does not say with which settings. Give "
+            "the class or function that opens it, or its registered name, so that it is made so."
+        )
+    if folder is not None and named.name != "sqlite" and not read_only:
+        with replacing(folder / STORE) as draft:
+            draft.write_text(json.dumps(named.plain()), "utf-8")
+    return memory
+
+
+def model_of(
+    stored: Mapping[str, str] | None, model: Choice[Backbone] | Path | None, device: str
+) -> Backbone:
+    """The model asked for, else that of the memory, as the memory knows it."""
+    if stored is None:
+        return load_backbone("embedded" if model is None else model, device=device)
+    return load_stored(stored, model, device=device)
+
+
+def check_same_model(memory: Store, backbone: Backbone, folder: str | Path) -> None:
+    if memory.meta["fingerprint"] != backbone.spec.fingerprint:
+        was = Spec.from_dict(json.loads(memory.meta["spec"]))
+        made_with, told = was.name, ", ".join(differences(was, backbone.spec))
+        codec = Settings.from_json(memory.meta["settings"]).name_of("codec")
+        own = pinned(made_with, was.revision)
+        if made_with == backbone.spec.name:
+            raise StoreError(
+                f"The memory in {folder} was made with another version of the model {made_with!r}: "
+                f"{told}. "
+                + (f'Open it with model="{own}". ' if own != made_with else "")
+                + way_out(codec, folder)
+            )
+        raise StoreError(
+            f"The memory in {folder} was made with the model {made_with!r}, whose features differ "
+            f"from those of {backbone.spec.name!r} ({told}). Open it with that model "
+            f'(model="{own}"; "embedded" is on a CPU, "embedded-float" anywhere), '
+            "or start another. " + way_out(codec, folder)
+        )
+
+
+def with_own_prior(backbone: Backbone, folder: Path, *, read_only: bool) -> Backbone:
+    """A memory keeps the prior that it began with: another one would give other answers."""
+    file = folder / PRIOR
+    if not file.exists():
+        if read_only or backbone.prior is None:
+            return backbone
+        backbone.prior.save(file)
+    return dataclasses.replace(backbone, prior=Prior.load(file))
+
+
+def way_out(codec: str, folder: str | Path) -> str:
+    """What to do with a memory whose model is not the one that is wanted."""
+    if codec == ImageBytes.name:
+        return (
+            f"It keeps the images: `anytimecl memory reencode {folder} --to NEW --model NAME` "
+            "makes a memory for another model of them."
+        )
+    return (
+        "Its features cannot be turned into those of another model; a memory made with "
+        "`--codec image` could be."
+    )

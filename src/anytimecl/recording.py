@@ -1,0 +1,71 @@
+"""The part of a classifier that makes records of images, and checks those made elsewhere."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from anytimecl.codec import ImageBytes
+from anytimecl.codec.image import file_of
+from anytimecl.curation import Curation
+from anytimecl.errors import AnytimeError, StoreError
+from anytimecl.images import ImageSource, load_image
+from anytimecl.predicting import digest_of
+from anytimecl.tail import embed
+from anytimecl.thumbnails import thumbnail_of
+
+
+class RecordError(StoreError):
+    """A record from elsewhere that is damaged, or of another model or codec."""
+
+
+class Record(NamedTuple):
+    """An image as it will be stored."""
+
+    data: bytes
+    content: int | None = None  # digest of its tokens
+    source: str | None = None  # what it is called where it comes from
+    thumbnail: bytes | None = None
+    time: int | None = None  # when it was first taught, in milliseconds since 1970; None: now
+
+
+class Recording(Curation):
+    """Images as they will be stored."""
+
+    def _record(self, image: ImageSource, source: str | None = None) -> Record:
+        if source is None and isinstance(image, str | os.PathLike):
+            source = os.fspath(image)
+        loaded = load_image(image)  # says best what is wrong with it
+        small = thumbnail_of(loaded) if self.memory.thumbnails else None
+        if isinstance(self._codec, ImageBytes):
+            record = self._codec.encode_image(file_of(image))
+            tokens = self._codec.decode([record])  # kept for the lesson, and no lock is held now
+            return Record(record, digest_of(tokens[0]), source, small)
+        with self._streams.encoding():  # a GPU's step goes on meanwhile
+            compressed = self._compressed(self.backbone.encode([loaded])[0])
+        return compressed._replace(source=source, thumbnail=small)
+
+    def _compressed(self, tokens: Tensor) -> Record:
+        return Record(self._codec.encode(tokens), digest_of(tokens))
+
+    @torch.no_grad()
+    def _check_record(self, record: bytes, fingerprint: str) -> None:
+        """A record from elsewhere may be anything: what the frozen tail makes sense of may stay."""
+        backbone = self.backbone
+        if fingerprint != backbone.spec.fingerprint:
+            raise RecordError(
+                f"The record was made with another model ({fingerprint[:60]}) than this memory, "
+                f"which is of {backbone.spec.name} ({backbone.spec.fingerprint}), and features of "
+                "one cannot be turned into those of another: encode the image with that model."
+            )
+        try:
+            tokens = self._codec.decode([record], backbone.device)
+        except AnytimeError as error:
+            raise RecordError(str(error)) from error
+        except (ValueError, IndexError) as error:  # its checksum is right and what it holds is not
+            raise RecordError(f"The record is damaged: {error}.") from error
+        if not embed(backbone.tail, backbone.spec.tail, tokens).isfinite().all():
+            raise RecordError("The record is damaged: it holds numbers that are not finite.")

@@ -1,0 +1,248 @@
+"""The part of a classifier that repeats its journal: after a crash, and to learn without something.
+
+A trainer who has lived through the whole journal is the same, whoever lives through it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+from torch import Tensor
+
+from anytimecl.checkpoint import Checkpoint
+from anytimecl.checkpointer import Checkpointer
+from anytimecl.codec import Codec, ImageBytes
+from anytimecl.errors import LabelError, StoreError
+from anytimecl.journaled import JournaledTrainer
+from anytimecl.labels import clean_label
+from anytimecl.memory.acts import purge
+from anytimecl.memory.contract import Progress
+from anytimecl.review import Review
+
+
+class Forgotten(int):
+    """How many examples were forgotten, and whether the model kept nothing of them.
+
+    >>> gone = Forgotten(2, clean=True)
+    >>> gone == 2, gone.clean
+    (True, True)
+    """
+
+    clean: bool
+
+    def __new__(cls, examples: int, *, clean: bool) -> Self:
+        made = super().__new__(cls, examples)
+        made.clean = clean
+        return made
+
+    def __getnewargs_ex__(self) -> tuple[tuple[int], dict[str, bool]]:
+        """To be copied and pickled."""
+        return (int(self),), {"clean": self.clean}
+
+
+class Recovery(Review):
+    """What was learned, from checkpoints and the journal."""
+
+    trainer_type: type[JournaledTrainer] = JournaledTrainer
+    _codec: Codec
+    _learning: threading.Lock
+    _checkpointer: Checkpointer
+
+    def consolidate(self, epochs: int = 10, *, progress: Progress | None = None) -> None:
+        """Train offline over the whole memory; for any idle moment.
+
+        All of it counts or, if it is interrupted, nothing. Predictions go on meanwhile, from what
+        was known before.
+
+        Parameters
+        ----------
+        epochs
+            How often every example is seen.
+        progress
+            Called with the steps done and the steps in all.
+
+        Raises
+        ------
+        ValueError
+            `epochs` is not a whole number from 1.
+        StoreError
+            The memory is read-only, closed or damaged, or the disk is full.
+        CheckpointError
+            It counts, but the disk is too full for a checkpoint: opening the memory repeats it.
+        """
+        if not isinstance(epochs, int) or epochs < 1:
+            raise ValueError(f"epochs is a whole number from 1, not {epochs!r}.")
+        with self._learning:
+            self.memory.check_writable()
+            self._catch_up()
+
+            def note() -> None:
+                self.memory.record_event("consolidate", {"epochs": epochs})
+                self._checkpointer.unsaved += 1
+
+            self._trainer.consolidate(epochs, self.memory.last + 1, progress, note)
+            self._save()
+
+    def forget(self, *, example_id: int | None = None, label: str | None = None) -> Forgotten:
+        """Remove an example, or every example of a label, for good; returns how many.
+
+        What was learned since the last checkpoint is learned again without them, so the answer is
+        `clean` if that checkpoint is older than they are: then weights and estimates kept nothing.
+        Otherwise, and always without a folder, what they had taken stays until `rebuild`;
+        `consolidate` wears it down.
+
+        Parameters
+        ----------
+        example_id
+            Number of the example, as learning it gave.
+        label
+            Whose examples are forgotten.
+
+        Returns
+        -------
+        Forgotten
+            How many, as an `int`, with the attribute `clean`.
+
+        Raises
+        ------
+        LabelError
+            Neither or both of the two are given.
+        StoreError
+            There is no such example, or the memory cannot be written.
+        CheckpointError
+            The last checkpoint is damaged, or one that is needed before cannot be written; nothing
+            is forgotten.
+        """
+        if (example_id is None) == (label is None):
+            raise LabelError("Say what to forget: either example_id=... or label=...")
+        with self._learning:
+            self._catch_up()
+            saved = self._checkpointer.load()  # first, since it may be damaged
+            if label is not None:
+                gone = [example for example, _ in self.memory.ids(clean_label(label))]
+            else:
+                assert example_id is not None
+                gone = [example_id]
+            if self._checkpointer.keeps and self._corrected_since(saved, gone):
+                self._save()  # what the journal says of them goes with them
+                saved = self._checkpointer.load()
+            taken = self._taken(gone)
+            count = self.memory.forget(gone)
+            if example_id is not None and not count:
+                raise StoreError(f"There is no example {example_id}: it may be forgotten already.")
+            if not count:
+                return Forgotten(0, clean=True)
+            self._last_asked = None
+            self._streams.clear()
+            self._vectors.clear()
+            if isinstance(self._codec, ImageBytes):
+                self._codec.clear()
+            if not self._checkpointer.keeps:
+                self._catch_up(taken)
+                return Forgotten(count, clean=False)
+            self._lock.torn = True  # an interrupt leaves it to the next call
+            # As after a crash: so the model is the same whether there is one here or not.
+            self._replace(self._recovered(saved, taken=taken))
+            self._checkpointer.replace(self._trainer.checkpoint)
+            purge(self.memory, self._checkpointer.saved)
+            return Forgotten(count, clean=saved is None or saved.event < min(gone))
+
+    def rebuild(self, *, progress: Progress | None = None) -> None:
+        """Learn everything in the memory again from the start, as it is now.
+
+        As if the forgotten never were, and every label had been right at once.
+
+        Parameters
+        ----------
+        progress
+            Called with the steps done and the steps in all.
+
+        Raises
+        ------
+        StoreError
+            The memory is closed or damaged.
+        CheckpointError
+            No checkpoint can be written; everything stays as it was.
+        """
+        with self._learning:
+            trainer = self._recovered(None, progress, corrected=True)
+            # First, since the journal does not know of it: a full disk leaves all as it was.
+            self._checkpointer.save(trainer.checkpoint)
+            self._replace(trainer)
+            self._purge()
+
+    def _recovered(
+        self,
+        saved: Checkpoint | None,
+        progress: Progress | None = None,
+        *,
+        keep: bool = False,
+        taken: Mapping[int, tuple[str, Tensor]] | None = None,
+        corrected: bool = False,
+    ) -> JournaledTrainer:
+        """A trainer who has lived through the whole journal, the first part by a checkpoint.
+
+        With `keep`, checkpoints are written on the way: whoever stops it has not to start again.
+        With `corrected`, every example is taught as it is called now.
+        """
+        trainer = self.trainer_type(
+            self.backbone, self._codec, self.memory, self.settings, self._lock
+        )
+        if saved is not None:
+            self.memory.admit_loss(saved.event)
+            trainer.restore(saved, taken)
+        self._checkpointer.unsaved = 0
+        ahead = self.memory.last - trainer.event
+
+        def step(done: int, _: int) -> None:
+            self._checkpointer.unsaved += 1
+            if keep and self._checkpointer.due:
+                self._checkpointer.save(trainer.checkpoint, wait=False)
+            if progress is not None:
+                progress(done, ahead)
+
+        trainer.replay(step, corrected=corrected)
+        return trainer
+
+    def _replace(self, trainer: JournaledTrainer) -> None:
+        with self._lock.writing():
+            self._trainer = trainer
+            self._streams.clear()
+        self._lock.torn = False
+
+    def _catch_up(self, taken: Mapping[int, tuple[str, Tensor]] | None = None) -> None:
+        """Live through what the journal has and the trainer has not: an interrupted lesson."""
+        if self._lock.torn:
+            self._replace(self._recovered(self._checkpointer.load(), taken=taken))
+        elif self._trainer.event < self.memory.last:
+            images = {example: image for example, (_, image) in (taken or {}).items()}
+            self._trainer.replay(taken=images)
+
+    def _taken(self, examples: Sequence[int]) -> dict[int, tuple[str, Tensor]]:
+        """Labels and images of those of them that there are."""
+        label_of = self._trainer.label_of
+        found, images = self._trainer.images([each for each in examples if label_of(each)])
+        return {each: (label_of(each), image) for each, image in zip(found, images, strict=True)}
+
+    def _save(self, *, wait: bool = True) -> None:
+        self._checkpointer.save(self._trainer.checkpoint, wait=wait)
+        self._purge()
+
+    def _purge(self) -> None:
+        """What was taken back goes for good, as far as no checkpoint needs it."""
+        if self.memory.closed:
+            return  # by somebody else; it goes next time
+        keeps = self._checkpointer.keeps
+        purge(self.memory, self._checkpointer.saved if keeps else self._trainer.event)
+
+    def _corrected_since(self, saved: Checkpoint | None, examples: Sequence[int]) -> bool:
+        """Whether there was an act about these examples, or a label of theirs, after a checkpoint.
+
+        Of any label that they ever had: the journal forgets those with them.
+        """
+        labels = {self._trainer.label_of(example) for example in examples}
+        labels = self.memory.history().labels_of(examples, labels)
+        since = self.memory.history(0 if saved is None else saved.event)
+        return since.touches(examples, labels)

@@ -1,0 +1,299 @@
+"""What is stored, page by page: with what the experts say of it now, and what looks wrong first.
+
+An example is *suspicious* if the experts, as they would be without it, give its label little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from anytimecl.backbone import Backbone
+from anytimecl.codec import Codec
+from anytimecl.errors import StoreError
+from anytimecl.images import ImageSource
+from anytimecl.journaled import JournaledTrainer
+from anytimecl.labels import clean_label
+from anytimecl.memory import Store
+from anytimecl.memory.contract import Progress
+from anytimecl.predicting import Predicting
+from anytimecl.suspicion import suspicion, without_itself
+from anytimecl.tail import images_of
+
+CHUNK = 256  # examples that are decoded at once
+MOST = 1000  # examples on a page
+
+Said = Mapping[str, tuple[str, float]]  # expert -> the label it would give, how likely
+
+
+@dataclass(frozen=True)
+class StoredExample:
+    """An example as it is stored, and what is said of it."""
+
+    id: int
+    source: str | None  # what it was called where it came from
+    label: str
+    time: datetime | None  # when it was first taught
+    says: Said  # what each expert says of it now; all but the models as if it were not learned
+    suspicion: float | None = None  # how likely its label is wrong, where that was asked
+    similarity: float | None = None  # cosine to the image that was asked about
+
+
+@dataclass(frozen=True)
+class ExamplePage:
+    """Some examples, and where the next page begins."""
+
+    examples: list[StoredExample]
+    next: str | None  # the `after` of the next page; None: that was all
+    total: int  # that match, on all pages
+
+
+class Found(NamedTuple):
+    """An example that matches, with what it is ranked by."""
+
+    id: int
+    score: float | None = None
+
+
+# Which examples
+
+
+def matching(store: Store, label: str | None, source: str | None) -> list[int]:
+    """Examples of a label, with a text in the name of their source; the newest come first."""
+    wanted, places = _where(label, source)
+    with store.reading() as db:
+        rows = db.execute(f"SELECT e.id {wanted} ORDER BY e.id DESC", places)
+        return [example for (example,) in rows.fetchall()]
+
+
+def newest(
+    store: Store, label: str | None, source: str | None, after: str | None, limit: int
+) -> tuple[list[Found], int]:
+    """A page of `matching`, without looking at the rest; and how many match."""
+    wanted, places = _where(label, source)
+    before = "" if after is None else "AND e.id < :after"
+    page = f"SELECT e.id {wanted} {before} ORDER BY e.id DESC LIMIT :limit"
+    with store.reading() as db:
+        rows = db.execute(page, {**places, "after": _number(after), "limit": limit}).fetchall()
+        if source is None:
+            counts = store.vocabulary.counts()
+            total = sum(counts.values()) if label is None else counts.get(label, 0)
+        else:
+            total = int(db.execute(f"SELECT count(*) {wanted}", places).fetchone()[0])
+    return [Found(example) for (example,) in rows], total
+
+
+def ranked(found: Sequence[Found], after: str | None, limit: int) -> list[Found]:
+    """A page of examples by score, the highest first."""
+    order = sorted(found, key=_rank)
+    if after is None:
+        return order[:limit]
+    score, _, number = after.partition(":")
+    try:
+        last = _rank(Found(int(number), float(score)))
+    except ValueError as error:
+        raise _no_cursor(after) from error
+    return [each for each in order if _rank(each) > last][:limit]
+
+
+def cursor(last: Found) -> str:
+    """To go on after an example."""
+    return str(last.id) if last.score is None else f"{last.score!r}:{last.id}"
+
+
+def _rank(found: Found) -> tuple[float, int]:
+    return -(found.score or 0.0), -found.id
+
+
+def _number(after: str | None) -> int | None:
+    try:
+        return None if after is None else int(after)
+    except ValueError as error:
+        raise _no_cursor(after) from error
+
+
+def _no_cursor(after: str | None) -> StoreError:
+    return StoreError(f"{after!r} is no place to go on from: use `next` of the page before.")
+
+
+def _where(label: str | None, source: str | None) -> tuple[str, dict[str, object]]:
+    wanted = "FROM example e WHERE e.label != 0"
+    if label is not None:
+        wanted = "FROM example e WHERE e.label = (SELECT id FROM label WHERE text = :label)"
+    if source is not None:
+        wanted = wanted.replace(" WHERE", " JOIN source s ON s.example = e.id WHERE", 1)
+        wanted += " AND instr(lower(s.name), lower(:source)) > 0"
+    return wanted, {"label": label, "source": source}
+
+
+# What is said of them
+
+
+class Vectors:
+    """The original model's vectors of stored examples, worked out when they are first wanted."""
+
+    def __init__(self, dim: int) -> None:
+        self._place: dict[int, int] = {}
+        self._vectors = torch.empty(0, dim, dtype=torch.float16)
+
+    def clear(self) -> None:
+        """Nothing of what was forgotten may stay."""
+        self._place, self._vectors = {}, self._vectors[:0].clone()
+
+    def of(
+        self, examples: Sequence[int], trainer: JournaledTrainer, progress: Progress | None = None
+    ) -> tuple[list[int], Tensor]:
+        """Those of them that can be read, and their vectors [example, dim]."""
+        new = [example for example in examples if example not in self._place]
+        for start in range(0, len(new), CHUNK):
+            good = trainer.memory.stored(new[start : start + CHUNK])
+            if good:
+                records = [each.record for each in good]
+                images = vectors_of(records, trainer.codec, trainer.backbone)
+                for place, each in enumerate(good, len(self._vectors)):
+                    self._place[each.id] = place
+                self._vectors = torch.cat([self._vectors, images.half()])
+            if progress is not None:
+                progress(min(start + CHUNK, len(new)), len(new))
+        found = [example for example in examples if example in self._place]
+        return found, self._vectors[[self._place[example] for example in found]].float()
+
+
+@torch.no_grad()
+def vectors_of(records: Sequence[bytes], codec: Codec, backbone: Backbone) -> Tensor:
+    """Of records, as the original model sees them: [record, dim]."""
+    tokens = codec.decode(records, backbone.device)
+    return images_of(backbone.tail, backbone.spec.tail, tokens).float().cpu()
+
+
+def said(labels: Sequence[str], probabilities: Tensor) -> list[tuple[str, float]]:
+    """The likeliest label of each image [image, label]."""
+    best, at = probabilities.max(1)
+    return [(labels[i], value) for i, value in zip(at.tolist(), best.tolist(), strict=True)]
+
+
+class Review(Predicting):
+    """The part of a classifier that shows what is stored."""
+
+    _vectors: Vectors
+
+    def examples(
+        self,
+        label: str | None = None,
+        source: str | None = None,
+        like: ImageSource | Tensor | None = None,
+        suspicious: bool = False,
+        after: str | None = None,
+        limit: int = 50,
+        progress: Progress | None = None,
+    ) -> ExamplePage:
+        """Stored examples, a page at a time, the newest first.
+
+        Parameters
+        ----------
+        label, source
+            Only those of a label, or with a text in the name that they had where they came from.
+        like
+            Those most like this image first, or like one that `encode` made these tokens of.
+        suspicious
+            Those whose label the experts doubt most first. The first such question of a session,
+            or the first with `like`, decodes every example that it is about; `progress` is told.
+        after
+            `next` of the page before.
+        limit
+            Examples on the page, 1000 at most.
+        progress
+            Called with the examples decoded and those to decode.
+
+        Returns
+        -------
+        ExamplePage
+            The examples, and where the next page begins.
+
+        Raises
+        ------
+        ValueError
+            `like` and `suspicious` are given both, or `limit` is out of range.
+        """
+        if like is not None and suspicious:
+            raise ValueError("Ask for examples like an image or for suspicious ones, not for both.")
+        if not 1 <= limit <= MOST:
+            raise ValueError(f"A page has 1 to {MOST} examples, not {limit!r}.")
+        label = None if label is None else clean_label(label)
+        if like is None and not suspicious:
+            page, total = newest(self.memory, label, source, after, limit + 1)
+        else:
+            wanted = matching(self.memory, label, source)
+            found, vectors = self._vectors.of(wanted, self._trainer, progress)
+            scores = self._doubts(found, vectors) if like is None else self._nearness(vectors, like)
+            every = [Found(*each) for each in zip(found, scores.tolist(), strict=True)]
+            page, total = ranked(every, after, limit + 1), len(every)
+        more = len(page) > limit
+        page = page[:limit]
+        shown = self._shown(page, suspicious=suspicious)
+        return ExamplePage(shown, cursor(page[-1]) if more else None, total)
+
+    def _nearness(self, vectors: Tensor, like: ImageSource | Tensor) -> Tensor:
+        with torch.no_grad():
+            tokens = like[None] if isinstance(like, Tensor) else self.encode([like])
+            image = images_of(self.backbone.tail, self.backbone.spec.tail, tokens)[0]
+        return vectors @ image.float().cpu()
+
+    def _doubts(self, examples: Sequence[int], vectors: Tensor) -> Tensor:
+        with self._lock.reading():
+            trainer = self._trainer
+            known = [bool(trainer.label_of(example)) for example in examples]
+            rows = [trainer.rows.get(trainer.label_of(example), 0) for example in examples]
+            doubts = suspicion(trainer.model.gaussian, vectors, rows)
+        return torch.where(torch.tensor(known, dtype=torch.bool), doubts, torch.zeros(()))
+
+    def _shown(self, page: Sequence[Found], *, suspicious: bool) -> list[StoredExample]:
+        stored = dict(self.memory.rows([found.id for found in page]))
+        said_of = self._said({example: row.record for example, row in stored.items()})
+        return [
+            StoredExample(
+                id=found.id,
+                source=stored[found.id].source,
+                label=stored[found.id].label,
+                time=when(stored[found.id].time),
+                says=said_of.get(found.id, {}),
+                suspicion=found.score if suspicious else None,
+                similarity=None if suspicious else found.score,
+            )
+            for found in page
+            if found.id in stored
+        ]
+
+    @torch.no_grad()
+    def _said(self, records: Mapping[int, bytes]) -> dict[int, Said]:
+        """What each expert says of examples, over every label that is known."""
+        if not records:
+            return {}
+        trainer = self._trainer
+        tokens = trainer.codec.decode(list(records.values()), self.backbone.device)
+        with self._lock.reading():
+            labels = list(trainer.labels)
+            opinions = trainer.model.opinions(tokens, labels, trainer.model.vectors)
+            images = trainer.learner.original_images(tokens).float().cpu()
+            rows = [trainer.rows.get(trainer.label_of(example), 0) for example in records]
+            scores = {"gaussian": without_itself(trainer.model.gaussian, images, rows)}
+            scores |= trainer.model.others.left_out(images, rows, list(records))
+        told = {
+            "tuned": said(labels, opinions.tuned),
+            "original": said(labels, opinions.original),
+            **{name: said(labels, score.softmax(1)) for name, score in scores.items()},
+        }
+        return {
+            example: {expert: of[at] for expert, of in told.items()}
+            for at, example in enumerate(records)
+        }
+
+
+def when(time: int | None) -> datetime | None:
+    """From milliseconds since 1970."""
+    return None if time is None else datetime.fromtimestamp(time / 1000, UTC)

@@ -1,0 +1,121 @@
+"""Practice on the whole memory, as a job that a stop or a crash only puts off."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from anytimecl.classifier import AnytimeClassifier
+from anytimecl.errors import AnytimeError
+from anytimecl.serve.audit import Audit
+from anytimecl.serve.events import Broadcast
+from anytimecl.serve.jobs import Job, Jobs
+from anytimecl.serve.pending import Pending, Promise
+from anytimecl.serve.problems import Problem
+from anytimecl.serve.turns import Turns
+
+log = logging.getLogger("anytimecl.serve")
+
+
+class _Cancelled(Exception):
+    """A consolidation that somebody called off."""
+
+
+class _Interrupted(Exception):
+    """A consolidation that the end of the service cut short."""
+
+
+class Consolidating:
+    """At most one consolidation of a memory, in turn with its other changes."""
+
+    def __init__(
+        self,
+        classifier: AnytimeClassifier,
+        turns: Turns,
+        broadcast: Broadcast,
+        audit: Audit,
+        pending: Pending,
+    ) -> None:
+        self.jobs = Jobs()
+        self.stopping = threading.Event()
+        self._classifier, self._turns, self._broadcast = classifier, turns, broadcast
+        self._audit, self._pending = audit, pending
+        self._cancelled: set[str] = set()  # jobs to end
+
+    def begin(self, epochs: int, begun: int = 0) -> Job:
+        """Begin a job, and return at once."""
+        if not len(self._classifier):
+            raise Problem(409, "Nothing is learned yet: there is nothing to practise.")
+        job = self.jobs.begin("consolidate")
+        if job is None:
+            raise Problem(409, "A consolidation is under way already.")
+        try:  # the promise first: a quick job would take it back before it was given
+            self._pending.write(Promise(epochs, begun + 1))
+            self._turns.submit(lambda: self._run(job, epochs))
+        except BaseException:
+            self._pending.clear()
+            self.jobs.drop(job.id)
+            raise
+        self._audit.add("began", job=job.id, kind=job.kind, epochs=epochs)
+        return job
+
+    def cancel(self, identity: str) -> Job | None:
+        """End a job that is not over; what is known stays as it was before it."""
+        job = self.jobs.get(identity)
+        if job is not None and not job.over:
+            self._cancelled.add(identity)
+            self._audit.add("cancelled", job=identity)
+        return job
+
+    def keep_promise(self) -> None:
+        """Take up what the last process did not finish."""
+        promise = self._pending.read()
+        self._pending.clear()
+        if promise is not None and len(self._classifier):
+            log.warning("the consolidation that was cut short begins again")
+            self.begin(promise.epochs, promise.begun)
+
+    def _run(self, job: Job, epochs: int) -> None:
+        def progress(done: int, steps: int) -> None:
+            # All of it counts or nothing: what is known stays whole.
+            if job.id in self._cancelled:
+                raise _Cancelled
+            if self.stopping.is_set():
+                raise _Interrupted
+            self._tell(self.jobs.change(job.id, state="running", done=done, steps=steps))
+
+        try:
+            if job.id in self._cancelled:
+                raise _Cancelled
+            self._tell(self.jobs.change(job.id, state="running"))
+            self._classifier.consolidate(epochs, progress=progress)
+        except _Interrupted:
+            told = "The service stopped; it begins again when it is back."
+            self._tell(self.jobs.change(job.id, state="failed", error=told))
+            return
+        except _Cancelled:
+            self._tell(self.jobs.change(job.id, state="cancelled"))
+        except Exception as error:
+            log.exception("consolidation failed")
+            told = str(error) if isinstance(error, AnytimeError) else "An error inside the service."
+            self._tell(self.jobs.change(job.id, state="failed", error=told))
+        else:
+            self._tell(self.jobs.change(job.id, state="done"))
+        self._cancelled.discard(job.id)
+        self._pending.clear()
+
+    def _tell(self, job: Job) -> None:
+        self._broadcast.send("job", job_data(job))
+
+
+def job_data(job: Job) -> dict[str, Any]:
+    """A job as requests see it."""
+    return {
+        "id": job.id,
+        "kind": job.kind,
+        "state": job.state,
+        "done": job.done,
+        "steps": job.steps,
+        "error": job.error,
+    }

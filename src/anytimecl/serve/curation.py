@@ -1,0 +1,284 @@
+"""Routes for looking through what was taught, and correcting it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import Response, StreamingResponse
+
+from anytimecl.classifier import AnytimeClassifier
+from anytimecl.errors import ImageError, StoreError
+from anytimecl.inbox import export_labels
+from anytimecl.review import StoredExample
+from anytimecl.serve.curated import (
+    CURSOR,
+    PAGE,
+    ChangedTold,
+    ChoicesAsked,
+    ChoicesTold,
+    ExamplesTold,
+    ExampleTold,
+    Format,
+    LikeAsked,
+    MergeAsked,
+    RelabelAsked,
+    RelabelTold,
+    RenameAsked,
+    SaidTold,
+    UndoAsked,
+    UndoneTold,
+    UndoTold,
+)
+from anytimecl.serve.engine import Engine
+from anytimecl.serve.leaving import OpenFile, scratch
+from anytimecl.serve.problems import Problem
+from anytimecl.serve.routes import ExampleId, Pick, check_query
+from anytimecl.serve.schemas import Label, problem_responses
+from anytimecl.serve.uploads import body_schema, json_body, json_schema, parse, read
+
+T = TypeVar("T")
+
+
+def make_router(prefix: str, pick: Pick) -> APIRouter:
+    """For the examples of a memory; `pick` finds the memory of a request."""
+    router = APIRouter(prefix=prefix, dependencies=[Depends(check_query)])
+    picked = Depends(pick)
+    known = problem_responses(409, 422)
+    lost = problem_responses(404, 409, 413, 415, 422)
+
+    @router.get("/examples", tags=["Know"], summary="Look through the examples", responses=known)
+    async def examples(
+        label: Annotated[Label | None, Query()] = None,
+        source: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
+        suspicious: bool = False,
+        after: Annotated[str | None, Query(pattern=CURSOR, description="A page's `next`.")] = None,
+        limit: Annotated[int, Query(ge=1, le=PAGE)] = 50,
+        engine: Engine = picked,
+    ) -> ExamplesTold:
+        """Newest first, or the likeliest mistakes first, a page at a time."""
+        asked = {"label": label, "source": source, "suspicious": suspicious}
+        return await _page(engine, after=after, limit=limit, **asked)
+
+    @router.post(
+        "/examples/like",
+        tags=["Know"],
+        summary="Examples like an image",
+        responses=problem_responses(409, 413, 415, 422),
+        openapi_extra=dict(body_schema(LikeAsked, "image", many=False)),
+    )
+    async def examples_like(request: Request, engine: Engine = picked) -> ExamplesTold:
+        """The most alike first."""
+        asked, [image] = await read(request, LikeAsked, "image", frozenset())
+        with engine.intake.ticket() as ticket:
+            [looked] = await engine.intake.decode([image], ticket)
+            if isinstance(looked, ImageError):
+                raise looked
+            [tokens] = await engine.intake.encode([looked[0]], ticket)
+        rest = {"label": asked.label, "after": asked.after, "limit": asked.limit}
+        return await _page(engine, like=tokens, **rest)
+
+    @router.get(
+        "/examples/{example}/thumbnail",
+        tags=["Know"],
+        summary="A small picture of an example",
+        response_class=Response,
+        responses=problem_responses(404, 422)
+        | {200: {"description": "A WebP file", "content": {"image/webp": {}}}},
+    )
+    async def thumbnail(example: ExampleId, engine: Engine = picked) -> Response:
+        """Where the memory keeps them, or this session was shown it."""
+        found = await engine.answer(lambda: _thumbnail(engine, example))
+        if found is None:
+            raise Problem(404, f"There is no picture of example {example}.")
+        return Response(found, media_type="image/webp")
+
+    @router.post(
+        "/examples/{example}/label",
+        tags=["Learn"],
+        summary="Give an example another label",
+        responses=lost,
+        openapi_extra=json_schema(RelabelAsked),
+    )
+    async def relabel(example: ExampleId, request: Request, engine: Engine = picked) -> RelabelTold:
+        """Durable when it answers; the next prediction knows."""
+        asked = parse(RelabelAsked, await json_body(request))
+
+        def work(classifier: AnytimeClassifier) -> RelabelTold:
+            _check_known(engine, example)
+            done = classifier.relabel(example, asked.label)
+            event = tell_change(engine, "relabelled", example=example)
+            return RelabelTold(id=done.id, label=done.label, before=done.before, event=event)
+
+        return await _in_turn(engine, work)
+
+    @router.post(
+        "/undo",
+        tags=["Learn"],
+        summary="Take back the latest acts",
+        responses=lost,
+        openapi_extra=json_schema(UndoAsked),
+    )
+    async def undo(request: Request, engine: Engine = picked) -> UndoTold:
+        """Lessons, corrections, renamed and merged labels; forgetting is for good."""
+        asked = parse(UndoAsked, await json_body(request) or b"{}")
+
+        def work(classifier: AnytimeClassifier) -> UndoTold:
+            if asked.event is not None and asked.event != classifier.memory.last:
+                raise Problem(409, "Something else happened since; nothing was undone.")
+            try:
+                undone = classifier.undo(asked.steps)
+            except StoreError as error:
+                raise Problem(409, str(error)) from None
+            tell_change(engine, "undid", steps=len(undone))
+            return UndoTold(
+                undone=[
+                    UndoneTold(
+                        act=one.act, examples=list(one.examples), label=one.label, before=one.before
+                    )
+                    for one in undone
+                ]
+            )
+
+        return await _in_turn(engine, work)
+
+    @router.post(
+        "/labels/rename",
+        tags=["Learn"],
+        summary="Call a label otherwise",
+        responses=lost,
+        openapi_extra=json_schema(RenameAsked),
+    )
+    async def rename_label(request: Request, engine: Engine = picked) -> ChangedTold:
+        """All of its examples, whole or not at all."""
+        asked = parse(RenameAsked, await json_body(request))
+
+        def work(classifier: AnytimeClassifier) -> ChangedTold:
+            return _counted(engine, "renamed", classifier.rename_label(asked.old, asked.new))
+
+        return await _in_turn(engine, work)
+
+    @router.post(
+        "/labels/merge",
+        tags=["Learn"],
+        summary="Make two labels one",
+        responses=lost,
+        openapi_extra=json_schema(MergeAsked),
+    )
+    async def merge_labels(request: Request, engine: Engine = picked) -> ChangedTold:
+        """All examples of one become examples of the other, whole or not at all."""
+        asked = parse(MergeAsked, await json_body(request))
+
+        def work(classifier: AnytimeClassifier) -> ChangedTold:
+            return _counted(engine, "merged", classifier.merge_labels(asked.source, asked.into))
+
+        return await _in_turn(engine, work)
+
+    @router.get("/choices", tags=["Know"], summary="Labels to choose from", responses=known)
+    async def choices(engine: Engine = picked) -> ChoicesTold:
+        """What people named besides what they taught; predictions take it from the page alone."""
+        return ChoicesTold(**engine.choices.told()._asdict())
+
+    @router.post(
+        "/choices",
+        tags=["Learn"],
+        summary="Change the labels to choose from",
+        responses=problem_responses(409, 413, 415, 422),
+        openapi_extra=json_schema(ChoicesAsked),
+    )
+    async def choose(request: Request, engine: Engine = picked) -> ChoicesTold:
+        """They are kept with the memory, for everybody; nothing is taught by it."""
+        asked = parse(ChoicesAsked, await json_body(request))
+        taught = frozenset(engine.classifier.labels)
+        made = await engine.answer(
+            lambda: engine.choices.change(asked.add, asked.remove, taught=taught)
+        )
+        engine.audit.add("chose", added=len(asked.add), removed=len(asked.remove))
+        engine.broadcast.send("changed", {})
+        return ChoicesTold(**made._asdict())
+
+    @router.get(
+        "/export",
+        tags=["Know"],
+        summary="Every label as a file",
+        response_class=StreamingResponse,
+        responses=known
+        | {200: {"description": "A file", "content": {"text/csv": {}, "application/jsonl": {}}}},
+    )
+    async def export(
+        form: Annotated[Format, Query(alias="format")] = "csv", engine: Engine = picked
+    ) -> StreamingResponse:
+        """Each example with its label, source and time."""
+        kind = "text/csv; charset=utf-8" if form == "csv" else "application/jsonl"
+
+        def write() -> OpenFile:
+            with scratch() as folder:
+                path = folder / "labels"
+                export_labels(engine.classifier, path, form)
+                return OpenFile(path)
+
+        told = {"content-disposition": f'attachment; filename="labels.{form}"'}
+        return StreamingResponse((await engine.look(write)).parts(), 200, told, kind)
+
+    return router
+
+
+async def _page(engine: Engine, **asked: Any) -> ExamplesTold:
+    def look() -> ExamplesTold:
+        try:
+            found = engine.classifier.examples(**asked)
+        except StoreError as error:
+            if asked["after"] is None:
+                raise
+            raise Problem(409, f"after: {error}") from None
+        told = [_told(engine, one) for one in found.examples]
+        return ExamplesTold(examples=told, next=found.next, total=found.total)
+
+    return await engine.look(look)
+
+
+def _told(engine: Engine, one: StoredExample) -> ExampleTold:
+    says = {
+        expert: SaidTold(label=label, probability=probability)
+        for expert, (label, probability) in one.says.items()
+    }
+    return ExampleTold(
+        id=one.id,
+        label=one.label,
+        source=one.source,
+        time=one.time,
+        says=says,
+        suspicion=one.suspicion,
+        similarity=one.similarity,
+        thumbnail=_thumbnail(engine, one.id) is not None,
+    )
+
+
+def _thumbnail(engine: Engine, example: int) -> bytes | None:
+    """The memory's own, or that of this session."""
+    return engine.classifier.thumbnail(example) or engine.recent.thumbnail(example)
+
+
+async def _in_turn(engine: Engine, work: Callable[[AnytimeClassifier], T]) -> T:
+    return await engine.in_turn(lambda: work(engine.classifier))
+
+
+def _check_known(engine: Engine, example: int) -> None:
+    memory = engine.classifier.memory
+    with memory.reading():
+        place = memory.records.find(example)
+    if place is None or not place.label:  # never there, or taken back
+        raise Problem(404, f"There is no example {example}.")
+
+
+def tell_change(engine: Engine, action: str, **what: Any) -> int:
+    """Tell everybody, and the audit trail; returns the number of the memory's event."""
+    event = engine.classifier.memory.last
+    engine.audit.add(action, event=event, **what)
+    engine.broadcast.send("changed", {"event": event})
+    return event
+
+
+def _counted(engine: Engine, action: str, examples: int) -> ChangedTold:
+    return ChangedTold(examples=examples, event=tell_change(engine, action, examples=examples))

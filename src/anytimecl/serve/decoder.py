@@ -1,0 +1,157 @@
+"""Images are decoded by a few threads, fairly and within a budget of pixels held at once.
+
+One thread has the large ones, one after another and at a lower priority, so that a small one
+waits for none of them, nor for the processor. New labels are embedded by another such thread, as
+fairly: there the budget is of labels.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
+
+from anytimecl.serve.fair import FairQueue, Ticket
+from anytimecl.serve.problems import Busy, Problem
+from anytimecl.serve.turns import STOPPING
+
+T = TypeVar("T")
+NICE = 10  # for large images: a tenth of the time that others want, too
+SMALL = 16  # an image is small if so many of it fit into the budget
+
+
+class _Item(NamedTuple):
+    future: Future[Any]
+    cost: int
+    work: Callable[[], Any]
+
+
+class Decoder:
+    """Work that holds pixels, each with how many it holds.
+
+    >>> decoder = Decoder(budget=160, waiting=8, waiting_pixels=1000)
+    >>> [future.result() for future in decoder.submit(Ticket("me"), [(10, lambda: "done")])]
+    ['done']
+    >>> decoder.close()
+    """
+
+    def __init__(
+        self,
+        *,
+        budget: int,
+        waiting: int,
+        waiting_pixels: int,
+        threads: int = 3,
+        what: str = "images",
+    ) -> None:
+        self.small = budget // SMALL
+        self.largest = budget - (threads - 1) * self.small  # beside small ones on other threads
+        self.most = 0  # pixels that were ever held at once
+        self._room, self._room_pixels, self._what = waiting, waiting_pixels, what
+        self._queue: FairQueue[_Item] = FairQueue()
+        self._held = 0
+        self._closing = False
+        self._changed = threading.Condition()
+        self._threads = [
+            threading.Thread(
+                target=self._run,
+                args=(number == 0 and threads > 1, number == 0),
+                name=f"anytimecl-{what}-{number}",
+                daemon=True,
+            )
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def alive(self) -> bool:
+        """Whether images are still being decoded."""
+        return not self._closing and all(thread.is_alive() for thread in self._threads)
+
+    def submit(
+        self, ticket: Ticket, work: Sequence[tuple[int, Callable[[], T]]]
+    ) -> list[Future[T]]:
+        """Each with the pixels it holds; all or none. `drop` takes back what still waits.
+
+        A request of nothing but small images finds room as long as there are not too many of them:
+        whoever fills the queue with large ones keeps out others who do so, and nobody else.
+        """
+        items = [_Item(Future(), cost, job) for cost, job in work]
+        with self._changed:
+            if self._closing:
+                raise Problem(503, STOPPING, retry_after=5)
+            own = self._queue.waiting(ticket.client)
+            check_room(len(self._queue), own, len(items), self._room, self._what)
+            large = any(item.cost > self.small for item in items)
+            pixels = self._queue.cost + sum(item.cost for item in items)
+            if large and pixels > self._room_pixels:
+                raise Busy("Too many large images wait to be decoded; ask again later.", 5)
+            for item in items:
+                self._queue.push(ticket, max(1, item.cost), item)
+            self._changed.notify_all()
+        return [item.future for item in items]
+
+    def drop(self, ticket: Ticket) -> None:
+        """Nobody waits for these images any more."""
+        with self._changed:
+            for item in self._queue.drop(ticket):
+                item.future.cancel()
+
+    def close(self) -> None:
+        """Finish what waits, and end."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, large: bool, behind: bool) -> None:
+        if behind:
+            _step_back()
+        while (item := self._next(large)) is not None:
+            if item.future.set_running_or_notify_cancel():
+                try:
+                    item.future.set_result(item.work())
+                except BaseException as error:
+                    item.future.set_exception(error)
+            with self._changed:
+                self._held -= item.cost
+                self._changed.notify_all()
+            del item  # or its image would stay until the next comes
+
+    def _next(self, large: bool) -> _Item | None:
+        with self._changed:
+            while (item := self._queue.pop(lambda cost: (cost > self.small) == large)) is None:
+                if self._closing and not len(self._queue):
+                    return None
+                self._changed.wait()
+            self._held += item.cost
+            self.most = max(self.most, self._held)
+            return item
+
+
+def _step_back() -> None:
+    """This thread has the processor when nobody else wants it, where the system knows of that."""
+    if sys.platform == "linux":
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, own + NICE))
+
+
+def check_room(waiting: int, own: int, count: int, room: int, what: str = "images") -> None:
+    """Refuse at once what finds no room beside all that wait and those of the client itself.
+
+    The last quarter is for single images, the last eighth for clients that have few waiting: a
+    queue that programs fill with batches still takes on a person's picture.
+    """
+    full = waiting + count > room
+    crowded = count > 1 and waiting and waiting + count > room * 3 // 4
+    greedy = waiting and own + count > room * 7 // 8
+    if full or crowded or greedy:
+        raise Busy(f"Too many {what} wait to be looked at; ask again later.", 1 + waiting / 20)

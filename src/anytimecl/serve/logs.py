@@ -1,0 +1,75 @@
+"""Logs for people or, as JSON, for programs; each line with the request it is about.
+
+No label, no image and no token is ever logged: a request is named by its route.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import warnings
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from anytimecl.serve.asking import ASKER
+
+Format = Literal["text", "json"]
+access = logging.getLogger("anytimecl.access")
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line.
+
+    >>> record = logging.makeLogRecord({"msg": "hello", "levelname": "INFO", "created": 0})
+    >>> JsonFormatter().format(record)
+    '{"time": "1970-01-01T00:00:00.000+00:00", "level": "INFO", "message": "hello"}'
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """As logging has it."""
+        told: dict[str, Any] = {
+            "time": moment(record.created),
+            "level": record.levelname,
+            "message": record.getMessage(),
+        }
+        if request := getattr(record, "request", "") or ASKER.get().request:
+            told["request"] = request
+        told.update(getattr(record, "fields", {}))
+        if record.exc_info:
+            told["error"] = self.formatException(record.exc_info)
+        return json.dumps(told)
+
+
+class TextFormatter(logging.Formatter):
+    """One line, with the request at its end."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """As logging has it."""
+        request = getattr(record, "request", "") or ASKER.get().request
+        fields = getattr(record, "fields", {})
+        words = [f"{name}={value}" for name, value in fields.items()]
+        line, *rest = super().format(record).split("\n")
+        more = " ".join([line, *words, *([f"request={request}"] if request else [])])
+        return "\n".join([more, *rest])
+
+
+def set_up(kind: Format, *, access_log: bool) -> None:
+    """For the whole process, on standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if kind == "json" else TextFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    access.setLevel(logging.INFO if access_log else logging.WARNING)
+    logging.captureWarnings(True)  # threads warn too, and nobody shows it otherwise
+    warnings.simplefilter("default")
+    # Whoever sends broken forms, or hangs up in the middle of one, could fill the log with these.
+    warnings.simplefilter("ignore", ResourceWarning)
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
+
+
+def moment(seconds: float) -> str:
+    """A time as ISO 8601 has it, in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

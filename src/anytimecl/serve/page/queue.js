@@ -1,0 +1,125 @@
+// Many pictures at once: an answer each, and one click for all that are right.
+
+import { did, failed, say, settle } from "./acts.js";
+import { onDesk, put, show as showDesk } from "./desk.js";
+import { $, count, keyed, make, percent } from "./dom.js";
+import { NONE, drop, look, picture, teach } from "./pictures.js";
+
+const MOST = 500;
+let items = [];
+let busy = false;
+
+export async function take(files) {
+  const images = files.filter((file) => !file.type || file.type.startsWith("image/"));
+  if (!images.length) {
+    return failed({ message: files.length ? "There is no picture among these files. Try a JPEG or a PNG." : "There is nothing in it." });
+  }
+  if (images.length + items.length > MOST) return failed({ message: `The queue takes ${MOST} pictures at a time. Show fewer.` });
+  const added = images.map(picture);
+  if (images.length === 1 && items.length <= 1) { // one alone needs no queue
+    items.forEach(drop);
+    items = added;
+  } else {
+    if (items.length === 1 && items[0].taught) items = [];
+    items.push(...added);
+  }
+  put(added[0]);
+  show();
+  const passed = files.length - images.length;
+  settle();
+  if (passed) say(`${count(passed, "file")} passed over: not pictures.`);
+  await again((item) => added.includes(item));
+}
+
+export function clear() {
+  items.forEach(drop);
+  items = [];
+  put(null);
+  show();
+}
+
+// A tick says: this answer is right. Nothing is taught before the button is pressed.
+const proposal = (item) => (item.state === "answered" && item.answer.label !== NONE ? item.answer.label : null);
+const right = () => items.filter((item) => item.ticked && !item.taught && proposal(item));
+
+export function show() {
+  $("queue-card").hidden = items.length < 2;
+  if (items.length < 2) return;
+  const order = $("unsure").checked ? [...items].sort((a, b) => sureness(a) - sureness(b)) : items;
+  keyed($("queue"), order, (item) => item.number, tile, update);
+  const done = items.filter((item) => item.state !== "looking").length;
+  $("queue-facts").textContent = [
+    done < items.length ? `${done} of ${items.length} answered` : count(items.length, "picture"),
+    `${items.filter((item) => item.taught).length} taught`,
+    items.some((item) => item.state === "failed") ? `${items.filter((item) => item.state === "failed").length} unreadable` : "",
+  ].filter(Boolean).join(" · ");
+  $("teach-all").textContent = `Teach the ${right().length} ticked`;
+  $("teach-all").disabled = busy || !right().length;
+}
+
+const sureness = (item) => (item.taught ? 2 : item.answer ? item.answer.probability - (item.answer.label === NONE ? 1 : 0) : 1);
+
+function tile(item) {
+  const open = make("button", { type: "button", className: "open" }, make("img", { src: item.url, alt: "" }));
+  open.onclick = () => { put(item); show(); $("look").scrollIntoView({ block: "nearest" }); };
+  const box = make("input", { type: "checkbox" });
+  box.onchange = () => { item.ticked = box.checked; show(); };
+  return make("li", {}, open, make("label", { className: "foot" }, box, make("span", { className: "name" }), make("span", { className: "value" })));
+}
+
+function update(element, item) {
+  const [open, foot] = element.children;
+  const [box, name, value] = foot.children;
+  const proposed = proposal(item);
+  const words = item.taught ? item.taught.label : item.state === "failed" ? "cannot be read" : item.state === "looking" ? "looking …"
+    : item.state === "unlabelled" ? "no labels yet" : proposed ?? "none of these";
+  name.textContent = name.title = words;
+  value.textContent = item.taught ? "✓ taught" : item.answer ? percent(item.answer.probability) : "";
+  box.hidden = box.disabled = Boolean(item.taught) || !proposed;
+  box.checked = Boolean(item.ticked);
+  box.setAttribute("aria-label", `${words} is right for ${item.name || `picture ${item.number}`}`);
+  open.setAttribute("aria-label", `Open ${item.name || `picture ${item.number}`}: ${words}`);
+  open.title = item.state === "failed" ? item.error : item.name;
+  element.dataset.state = item.taught ? "taught" : item.state;
+  element.classList.toggle("open", item === onDesk());
+}
+
+export async function teachAll() {
+  if (busy) return;
+  busy = true;
+  const todo = right(), done = [];
+  let event = null, steps = 0, trouble = null;
+  for (const item of todo) {
+    say(`Learning ${done.length + 1} of ${todo.length} …`);
+    try {
+      const told = await teach(item, proposal(item));
+      if (told.event !== null) { event = told.event; steps++; } // else it was known already
+      done.push({ item, told });
+    } catch (error) {
+      trouble = error;
+      if (error.status === 422) continue; // this one alone
+      break;
+    } finally {
+      show();
+    }
+  }
+  busy = false;
+  const revert = () => done.forEach(({ item, told }) => { told.revert(); item.ticked = true; });
+  if (done.length) did(`Learned ${count(done.length, "picture")} as ticked.`, { steps, event, revert });
+  if (trouble) failed({ message: `${done.length ? `${done.length} of ${todo.length} were learned. ` : ""}${trouble.message}` });
+  show();
+  showDesk();
+  await again((item) => !item.taught); // who was taught some may answer the rest otherwise
+}
+
+const again = (which) => look(items.filter(which), (some) => { if (some.includes(onDesk())) showDesk(); show(); });
+
+// There was nothing to choose from, and now there is.
+export const labelsChanged = () => { if (items.some((item) => item.state === "unlabelled")) again((item) => item.state === "unlabelled"); };
+
+// The next picture that nobody has taught yet, for who works through them by keys.
+export function next() {
+  const waiting = items.filter((item) => !item.taught && item.state !== "failed" && item !== onDesk());
+  const after = waiting.find((item) => item.number > (onDesk()?.number ?? 0)) ?? waiting[0];
+  if (after) { put(after); show(); }
+}
