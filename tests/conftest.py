@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+# A program, for an environment that has the libraries it asks: it holds no test.
+collect_ignore = ["fixtures/make_foreign.py"]
+
 # Set before any test imports the packages that read them.
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may depend on a hub
 os.environ["MPLBACKEND"] = "Agg"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,10 +17,11 @@ from torch import Tensor
 
 from anytimecl import backbone
 from anytimecl.backbone import Backbone
+from anytimecl.backbone.prior import VIEWS, measure
 from anytimecl.backbone.text import LabelCache
 from anytimecl.classifier import AnytimeClassifier
-from anytimecl.learner import LearnerConfig
-from anytimecl.settings import Settings
+from anytimecl.settings import LearnerConfig, Settings
+from anytimecl.tail import images_of
 
 torch.set_num_threads(1)  # matrices this small only lose by sharing
 
@@ -36,6 +38,21 @@ def model(kind: str = "clip", *, blocks: int = 1, seed: int = 0, **options: Any)
         loaded = backbone.load(saved, tail_blocks=blocks)
     spec = dataclasses.replace(loaded.spec, name=f"tiny {kind} {seed}", logit_scale=SCALE)
     return dataclasses.replace(loaded, spec=spec, label_cache=LabelCache())
+
+
+@functools.cache
+def measured() -> Backbone:
+    """The tiny model with a prior, of pictures that the lessons do not show."""
+    plain = model()
+    pictures = [picture(number) for number in range(1000, 1024)]
+
+    def images(some: list[PIL.Image.Image]) -> Tensor:
+        return images_of(plain.tail, plain.spec.tail, plain.encode(some))
+
+    with torch.no_grad():
+        views = [images([view(each) for each in pictures]) for view in VIEWS]
+        prior = measure(images(pictures), [number // 2 for number in range(24)], views)
+    return dataclasses.replace(plain, prior=prior)
 
 
 def settings(**changes: Any) -> Settings:
@@ -71,15 +88,13 @@ def taught(numbers: Iterable[int], **options: Any) -> AnytimeClassifier:
 
 def knowledge(classifier: AnytimeClassifier) -> dict[str, Any]:
     """Everything that learning changes, copied."""
-    student = classifier._student
+    trainer = classifier._trainer
     return {
-        "tensors": {name: value.clone() for name, value in student.learner.state().items()},
-        "recall": {name: value.tolist() for name, value in student.recall.state().items()},
-        "estimates": student.estimates.state(),
-        "sampler": student.sampler.state(),
-        "labels": list(student.labels),
+        "tensors": {name: value.clone() for name, value in trainer.model.tensors().items()},
+        "model": json.loads(json.dumps(trainer.model.plain())),
+        "sampler": trainer.sampler.state(),
         "ids": list(classifier.memory.ids()),
-        "event": student.event,
+        "event": trainer.event,
     }
 
 

@@ -131,7 +131,7 @@ def die_at(step: int, patch: pytest.MonkeyPatch) -> list[str]:
     for target, name, half in (
         (checkpoints, "save_file", half_saved),
         (Path, "write_text", lambda path, text, **_: write(path, text[: len(text) // 2].encode())),
-        (checkpoints, "_sync", None),
+        (checkpoints, "sync", None),
         (Path, "rename", None),
         (shutil, "rmtree", half_removed),
         (Path, "mkdir", None),
@@ -167,7 +167,7 @@ def test_killed_at_any_step_it_is_the_old_one_or_the_new_one(older: bool, tmp_pa
         save(checkpoint(3), folder)  # and life goes on, without what death left behind
         assert_is(load(folder), 3)
         assert names(folder.parent) == {"checkpoint"}
-    assert {"save_file", "write_text", "rename", "_sync", "rmtree"} <= set(steps)
+    assert {"save_file", "write_text", "rename", "sync", "rmtree"} <= set(steps)
     assert found == sorted(found)  # from some step on it is the new one
     assert found[0] == (1 if older else 0)
     assert found[-1] == 2
@@ -193,7 +193,7 @@ def test_between_the_two_renames_the_old_one_is_there(tmp_path: Path) -> None:
         SafetensorError("Error while serializing: I/O error: No space left on device"),
     ],
 )
-@pytest.mark.parametrize("where", ["save_file", "_sync", "write_text", "rename"])
+@pytest.mark.parametrize("where", ["save_file", "sync", "write_text", "rename"])
 def test_a_full_disk_leaves_the_old_one(
     where: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

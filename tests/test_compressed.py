@@ -10,10 +10,11 @@ import pytest
 import torch
 from tests.helpers import differing, knowledge, lesson, lessons, model, settings, taught
 
-from anytimecl.classifier import AnytimeClassifier, RecordError
+from anytimecl.classifier import AnytimeClassifier
 from anytimecl.codec import make_codec
 from anytimecl.codec._record import pack
 from anytimecl.errors import LabelError, StoreError
+from anytimecl.recording import RecordError
 
 MODEL = model()
 FINGERPRINT = MODEL.spec.fingerprint
@@ -111,7 +112,7 @@ def test_numbers_out_of_this_world_do_no_harm(step: int, value: float) -> None:
     else:
         assert value < 3e38
     classifier.learn_one(*lesson(6))
-    tensors = classifier._student.learner.state()
+    tensors = classifier._trainer.learner.state()
     assert all(bool(tensor.isfinite().all()) for tensor in tensors.values())
 
 

@@ -22,7 +22,7 @@ from random import Random
 import pytest
 from tests.helpers import LABELS, differing, knowledge, lesson, model, picture, settings
 
-from anytimecl import keeper
+from anytimecl import checkpointer
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.errors import StoreError
 from anytimecl.memory import verify
@@ -51,7 +51,7 @@ def go_on(classifier: AnytimeClassifier) -> str:
 
 def live(folder: Path) -> None:
     """Go on with the stream, and say so, until killed."""
-    keeper.CHECKPOINT_EVERY = 5  # so that death meets checkpoints too
+    checkpointer.CHECKPOINT_EVERY = 5  # so that death meets checkpoints too
     classifier = AnytimeClassifier.open(folder, model=model(), settings=settings())
     say(f"open {len(classifier)}")
     while True:

@@ -14,7 +14,7 @@ from tests.helpers import differing, knowledge, lesson, lessons, model, picture,
 
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.errors import AnytimeError
-from anytimecl.memory import StoreWarning, open_memory, verify
+from anytimecl.memory import Row, StoreWarning, open_memory, verify
 from anytimecl.memory.database import FILE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,13 +32,13 @@ import sys
 import warnings
 from pathlib import Path
 from tests.helpers import differing, knowledge, lesson, model, picture, settings, taught
-from anytimecl import keeper
+from anytimecl import checkpointer
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.errors import AnytimeError, CheckpointError, StoreError
 from anytimecl.memory import StoreWarning, compact, verify
 
 warnings.simplefilter("always")
-keeper.CHECKPOINT_EVERY = 5
+checkpointer.CHECKPOINT_EVERY = 5
 folder = Path(sys.argv[1]) / "memory"
 straight = taught([])
 
@@ -97,7 +97,7 @@ check(classifier)
 
 # a checkpoint alone
 classifier.memory.truncate_log()
-classifier._keeper.settle()
+classifier._checkpointer.settle()
 full()
 outcome = fails(classifier._save)
 assert outcome == "CheckpointError", outcome
@@ -154,6 +154,13 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def is_part(row: Row, of: Row) -> bool:
+    """The same, or without something that need not be known of an example."""
+    may_lack = ("content", "source", "thumbnail")
+    known = row._replace(**{f: getattr(of, f) for f in may_lack if getattr(row, f) is None})
+    return known == of
+
+
 def flip_and_use(sound: Path, folder: Path, random: Random) -> str:
     """Flip one byte of the database, open it, and learn on; what came of it."""
     with open_memory(sound, read_only=True) as memory:
@@ -172,7 +179,7 @@ def flip_and_use(sound: Path, folder: Path, random: Random) -> str:
                 damaged = not verify(classifier.memory).ok
                 # Whatever is handed out is what was stored; if nothing is damaged, all of it.
                 rows = dict(classifier.memory.rows(list(found)))
-                assert rows.items() <= stored.items()
+                assert all(is_part(row, stored[example]) for example, row in rows.items())
                 assert damaged or rows == stored
             assert learned.id not in found
         except AnytimeError as error:
@@ -238,7 +245,7 @@ def test_a_cut_log_loses_its_end_and_says_so(tmp_path: Path, keep: float, saved:
     if left < 12:
         assert [each.category for each in told] == [StoreWarning]
         assert f"lost its events {left + 1} to 12" in str(told[0].message)
-        assert classifier.learn_one(*lesson(0)).id > 12
+        assert classifier.learn_one(*lesson(12)).id > 12
     else:
         assert not told
     if saved <= left:  # the checkpoint knows nothing that is lost
@@ -246,7 +253,7 @@ def test_a_cut_log_loses_its_end_and_says_so(tmp_path: Path, keep: float, saved:
         if left < 12:
             with pytest.warns(StoreWarning):
                 straight.memory.admit_loss(12)
-            straight.learn_one(*lesson(0))
+            straight.learn_one(*lesson(12))
         assert differing(knowledge(straight), knowledge(classifier)) == []
     report = verify(classifier.memory)
     assert not report.damaged

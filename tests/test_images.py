@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import colorsys
 import io
 import os
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from anytimecl.errors import ImageError
 from anytimecl.images import ImageRef, _bytes, _decode, _zips, iter_images, load_image, load_many
@@ -265,6 +266,18 @@ def test_exif_orientation_is_applied_once(kind: str, orientation: int) -> None:
     assert (pixels(load_image(Image.open(io.BytesIO(data)))) == PICTURE).all()
 
 
+def test_exif_that_cannot_be_written_again_does_not_cost_the_turn() -> None:
+    lying = struct.pack("<HHII", 0x0112, 3, 1, 6)
+    # A description that is a number, as no writer expects it.
+    odd = struct.pack("<HHIf", 0x010E, 11, 1, 1.5)
+    exif = b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<H", 2) + lying + odd + bytes(16)
+    stored = Image.fromarray(np.ascontiguousarray(STORED[6](PICTURE)))
+    data = encode(stored, "PNG", exif=exif)
+    with pytest.raises(AttributeError):  # what Pillow makes of it
+        ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    assert (pixels(load_image(data)) == PICTURE).all()
+
+
 @pytest.mark.parametrize("kind", ["JPEG", "AVIF"])
 def test_exif_orientation_of_lossy_formats(kind: str) -> None:
     exif = Image.Exif()
@@ -408,8 +421,43 @@ def test_formats_off_the_list_are_refused_whatever_has_been_imported() -> None:
     Image.init()  # registers every format that Pillow knows
     for kind in ("EPS", "PDF", "ICO", "TGA", "PCX", "SGI"):
         assert "convert it to one of these" in refusal(picture(kind))
-    assert "convert it" in refusal(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    assert "broken or cut short" in refusal(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
     assert "convert it" in refusal(b"P3 1 1 255 1 2 3")
+
+
+# 64x48, the left half red and the right half blue; encoded by pillow-heif.
+HEIC = base64.b64decode(
+    "AAAAHGZ0eXBoZWljAAAAAG1pZjFoZWljbWlhZgAAAX1tZXRhAAAAAAAAACFoZGxyAAAAAAAAAABwaWN0AAAA"
+    "AAAAAAAAAAAAAAAAACJpbG9jAAAAAERAAAEAAQAAAAABoQABAAAAAAAAACQAAAAjaWluZgAAAAAAAQAAABVp"
+    "bmZlAgAAAAABAABodmMxAAAAAA5waXRtAAAAAAABAAAA/WlwcnAAAADdaXBjbwAAAHZodmNDAQNwAAAAkAAA"
+    "AAAAHvAA/P34+AAADwNgAAEAGEABDAH//wNwAAADAJAAAAMAAAMAHroCQGEAAQAqQgEBA3AAAAMAkAAAAwAA"
+    "AwAeoCCBBZbq5Ka5uAhoMCAAAAMDIAAAAwAhYgABAAZEAcFzwIkAAAATY29scm5jbHgAAQANAAaAAAAAFGlz"
+    "cGUAAAAAAAAAQAAAAEAAAAAoY2xhcAAAAEAAAAABAAAAMAAAAAEAAAAAAAAAAv////AAAAACAAAAEHBpeGkA"
+    "AAAAAwgICAAAABhpcG1hAAAAAAAAAAEAAQWBAgMFhAAAACxtZGF0AAAAICgBrxmA70mlv//f4x/19q/4pshf"
+    "/58Qd9UJn/CLo21v"
+)
+
+
+@pytest.mark.parametrize("brand", [b"heic", b"mif1"])
+def test_photographs_of_phones_are_read(tmp_path: Path, brand: bytes) -> None:
+    path = tmp_path / "cat" / "IMG_0001.HEIC"
+    path.parent.mkdir()
+    path.write_bytes(HEIC.replace(b"ftypheic", b"ftyp" + brand))
+    [(_, image)] = load_many(iter_images(tmp_path))
+    assert isinstance(image, Image.Image)
+    assert image.size == (64, 48)
+    assert_near(image.getpixel((5, 5)), (200, 30, 30))
+    assert_near(image.getpixel((60, 40)), (20, 40, 220))
+
+
+def assert_near(found: object, wanted: tuple[int, int, int]) -> None:
+    assert np.abs(np.subtract(found, wanted)).max() < 8  # type: ignore[call-overload]
+
+
+def test_a_photograph_of_a_phone_is_refused_by_its_head_alone() -> None:
+    huge = struct.pack(">II", 20_000, 20_000)
+    assert "more than" in refusal(HEIC.replace(struct.pack(">II", 64, 64), huge))
+    assert "broken or cut short" in refusal(HEIC[:-20])
 
 
 class Faulty(io.RawIOBase):
@@ -515,6 +563,8 @@ def test_the_tile_of_a_tiff_is_found(order: str, kind: str) -> None:
     eight = struct.pack("<HHQQ", 322, 16, 1, 2**40) + struct.pack("<HHQHxxxxxx", 323, 3, 1, 9)
     data = b"II+\0\x08\0\0\0" + struct.pack("<QQ", 16, 2) + eight
     assert _decode.tiff_tile(data, (1, 2)) == (2**40, 9)
+    strips = b"II*\0" + struct.pack("<IHHHII", 8, 1, 278, 4, 1, 5)
+    assert [_decode.tiff_tile(strips, (7, height)) for height in (9, 3)] == [(7, 5), (7, 3)]
 
 
 @pytest.mark.parametrize("count", [4096, 4160])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import random
 import struct
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -23,7 +25,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from anytimecl.errors import ImageError
-from anytimecl.images import iter_images, load_image, load_many
+from anytimecl.images import image_cost, iter_images, load_image, load_many
 
 CAP = 1_000_000
 SECONDS = 10  # far above what any input takes, far below for ever
@@ -467,3 +469,151 @@ def test_zip_names_of_any_kind(names: list[str]) -> None:
         for name in names:
             archive.writestr(zipfile.ZipInfo(f"{name}.png"), samples()["png"])
     check_zip(stream.getvalue())
+
+
+def many_parts(kind: str, count: int) -> bytes:
+    """A good picture with a great many empty parts before its pixels."""
+    data = encode(Image.new("RGB", (8, 8)), kind.partition(" ")[0])
+    empty = struct.pack(">I", 0) + b"abCd" + struct.pack(">I", zlib.crc32(b"abCd"))
+    first = data.find(b",", 13)  # picture of a GIF
+    parts = {
+        "PNG": (33, empty),
+        "PNG after": (len(data) - 12, empty),
+        "JPEG": (2, b"\xff\xfe\0\2"),
+        "JPEG filling": (2, b"\xff"),
+        "GIF": (first, b"!\xfe\0"),
+        "GIF strays": (first, b"x"),
+    }
+    at, part = parts[kind]
+    return data[:at] + part * count + data[at:]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "PNG after", "JPEG", "JPEG filling", "GIF", "GIF strays"])
+def test_a_file_that_is_nothing_but_parts(kind: str) -> None:
+    """Each costs Pillow microseconds; a million comments of a GIF, half a minute."""
+    assert check(many_parts(kind, 1000)) is not None
+    began = time.process_time()
+    assert refused(many_parts(kind, 1_000_000))
+    assert time.process_time() - began < 1
+
+
+def test_one_comment_of_a_great_many_blocks() -> None:
+    data = encode(Image.new("RGB", (8, 8)), "GIF")
+    at = data.index(b",", 13)
+    assert refused(data[:at] + b"!\xfe" + b"\1x" * 100_000 + b"\0" + data[at:])
+
+
+KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bits": ("PNG", "1", {}),
+    "grey": ("PNG", "L", {}),
+    "palette": ("PNG", "P", {}),
+    "colour": ("PNG", "RGB", {}),
+    "alpha": ("PNG", "RGBA", {}),
+    "webp": ("WEBP", "RGB", {"method": 0}),
+    "lossless": ("WEBP", "RGB", {"method": 0, "lossless": True}),
+    "avif": ("AVIF", "RGB", {"speed": 10}),
+    "jpeg 2000": ("JPEG2000", "RGB", {}),
+    "jpeg": ("JPEG", "RGB", {}),
+    "progressive": ("JPEG", "RGB", {"progressive": True, "subsampling": 0}),
+    "cmyk": ("JPEG", "CMYK", {}),
+    "jpeg 2000 with alpha": ("JPEG2000", "RGBA", {}),
+    "tiff": ("TIFF", "RGB", {"compression": "tiff_deflate"}),
+    "tiff of one strip": ("TIFF", "RGBA", {"compression": "tiff_deflate", "tiffinfo": {278: 9999}}),
+    "tiff of floats": ("TIFF", "F", {"compression": "tiff_deflate"}),
+    "tiff of integers": ("TIFF", "I", {"compression": "tiff_deflate"}),
+    "deep grey": ("PNG", "I;16", {}),
+    "gif": ("GIF", "P", {}),
+    "bmp": ("BMP", "RGB", {}),
+}
+MEASURE = """
+import sys
+from pathlib import Path
+from anytimecl.images import image_cost, load_image
+
+def kib(name):
+    status = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith(name)).split()[1])
+
+for name in sys.argv[1:]:
+    data = Path(name).read_bytes()
+    load_image(data, at_least=3000)  # code and tables are there now
+    Path("/proc/self/clear_refs").write_text("5")
+    before = kib("VmRSS")
+    load_image(data, at_least=300)
+    print(image_cost(data, at_least=300).held, 1024 * (kib("VmHWM") - before))
+"""
+
+
+def jpeg_in_scans(side: int, components: int, scans: int) -> bytes:
+    """A grey JPEG, sequential all the same, whose components come together or one by one."""
+
+    def segment(marker: int, content: bytes) -> bytes:
+        return struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content
+
+    every = range(1, components + 1)
+    frame = b"".join(bytes([one, 0x11, 0]) for one in every)
+    parts = [
+        b"\xff\xd8",
+        segment(0xDB, bytes([0]) + bytes([1] * 64)),
+        segment(0xC0, struct.pack(">BHHB", 8, side, side, components) + frame),
+        *(segment(0xC4, bytes([table, 1, *[0] * 15, 0])) for table in (0x00, 0x10)),
+    ]
+    blocks = (-(-side // 8)) ** 2  # each of two bits: nothing changes
+    for some in [[one] for one in every] if scans > 1 else [list(every)]:
+        head = bytes([len(some)]) + b"".join(bytes([one, 0]) for one in some)
+        parts += [segment(0xDA, head + b"\0\x3f\0"), bytes(-(-blocks * len(some) // 4))]
+    return b"".join([*parts, b"\xff\xd9"])
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells the peak")
+def test_no_format_needs_more_ram_than_it_is_said_to(tmp_path: Path) -> None:
+    picture = Image.linear_gradient("L").resize((2000, 2000))
+    for name, (kind, mode, options) in KINDS.items():
+        (tmp_path / name).write_bytes(encode(picture.convert(mode), kind, **options))
+    for scans in (1, 4):
+        (tmp_path / f"scans {scans}").write_bytes(jpeg_in_scans(2000, 4, scans))
+    names = [*KINDS, "scans 1", "scans 4"]
+    files = [str(tmp_path / name) for name in names]
+    told = subprocess.run(
+        [sys.executable, "-c", MEASURE, *files], text=True, check=True, capture_output=True
+    ).stdout
+    slack = 16 << 20  # a strip in several forms, and what the allocator rounds up
+    for name, line in zip(names, told.splitlines(), strict=True):
+        held, peak = map(int, line.split())
+        assert peak <= 4 * held + slack, name
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_will_be_made_smaller_anyway_looks_the_same(name: str) -> None:
+    kind, mode, options = KINDS[name]
+    noise = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    picture = Image.fromarray(noise).resize((1200, 900), Image.Resampling.BICUBIC)
+    data = encode(picture.convert(mode), kind, **options)
+    whole, small = load_image(data), load_image(data, at_least=300)
+    assert min(small.size) >= 300
+    assert whole.width // small.width in (2, 3, 4)
+    seen = [np.asarray(one.resize((100, 75)), dtype=float) for one in (whole, small)]
+    assert np.abs(seen[0] - seen[1]).mean() < 2.5
+
+
+def test_a_reduced_image_is_turned_and_laid_on_white() -> None:
+    image = Image.new("RGBA", (400, 800), (255, 0, 0, 255))
+    image.paste((0, 0, 0, 0), (0, 0, 400, 200))  # the upper quarter shows what is behind it
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    small = load_image(encode(image, "PNG", exif=exif), at_least=100)
+    assert small.size == (200, 100)
+    assert [small.getpixel((x, 50)) for x in (10, 190)] == [(255, 0, 0), (255, 255, 255)]
+
+
+def test_a_jpeg_in_several_scans_is_kept_whole_by_its_reader() -> None:
+    assert image_cost(jpeg_in_scans(4000, 3, scans=1), at_least=500).held == 250_000
+    assert image_cost(jpeg_in_scans(4000, 3, scans=3), at_least=500).held == 32_250_000
+    assert load_image(jpeg_in_scans(400, 3, scans=3)).getpixel((0, 0)) == (128, 128, 128)
+
+
+def test_a_huge_jpeg_counts_at_the_size_it_is_decoded_at() -> None:
+    data = encode(Image.new("RGB", (4000, 3000)), "JPEG")
+    assert image_cost(data) == (4000, 3000, 12_000_000)
+    assert image_cost(data, at_least=672) == (4000, 3000, 750_000)
+    assert load_image(data, at_least=672).size == (1000, 750)

@@ -15,7 +15,10 @@ from torch import Tensor
 from anytimecl.backbone import Backbone
 from anytimecl.backbone.trunk import block
 from anytimecl.errors import CheckpointError
-from anytimecl.learner import AdamW, Batch, Learner, LearnerConfig
+from anytimecl.learner import Learner
+from anytimecl.optimiser import AdamW
+from anytimecl.settings import LearnerConfig
+from anytimecl.step import Batch
 
 LABELS = 5
 CONFIG = LearnerConfig(lr=1e-3, beta=0.3, scale=30.0)
@@ -164,7 +167,7 @@ def test_only_what_is_tuned_ever_changes(kind: str, tune: Any) -> None:
         names = batch.vectors.clone()
         learner.apply(learner.look_ahead(batch))
         learner.apply_offline(
-            learner.look_ahead(batch).gradients, AdamW(learner.trainable(), 0.1), 0.5, 64
+            learner.look_ahead(batch).gradients, learner.fresh_optimiser(), 0.5, 64
         )
         assert torch.equal(batch.vectors, names)
     assert changed(dict(backbone.tail), learner.original) == []
@@ -250,7 +253,7 @@ class Noting(AdamW):
     def __init__(self) -> None:
         self.rates: list[float] = []
 
-    def step(self, parameters: Any, gradients: Any, lr: float, light: Any) -> None:
+    def step(self, parameters: Any, gradients: Any, lr: float) -> None:
         self.rates.append(lr)
 
 

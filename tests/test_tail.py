@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anytimecl.backbone.spec import TailSpec
 from anytimecl.backbone.trunk import activate, block
-from anytimecl.tail import Seen, Tokens, embed, look, normalise
+from anytimecl.tail import TailInput, Tokens, embed, look, normalise
 
 MODELS = {
     "clip, quick gelu": ("clip", {"hidden_act": "quick_gelu"}),
@@ -116,6 +116,31 @@ def test_equals_the_full_block_in_output_and_in_every_gradient(name: str, blocks
     )
 
 
+@pytest.mark.parametrize("options", [{}, {"use_gated_mlp": True, "hidden_act": "silu"}])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_turned_keys_equal_the_full_block(blocks: int, options: dict[str, object]) -> None:
+    backbone = model("dinov3", blocks=blocks, **options)
+    spec = backbone.spec.tail
+    tokens = 3 * noise(4, backbone.spec.tokens, spec.width)
+    assert_same(
+        both_ways(lambda params: embed(params, spec, tokens), backbone.tail),
+        both_ways(lambda params: full_block(params, spec, tokens), backbone.tail),
+        without=set(),
+    )
+
+
+def test_a_bias_of_turned_keys_counts() -> None:
+    backbone = model("dinov3", key_bias=True)
+    spec = backbone.spec.tail
+    tokens = 3 * noise(4, backbone.spec.tokens, spec.width)
+    own = both_ways(lambda params: embed(params, spec, tokens), backbone.tail)
+    whole = both_ways(lambda params: full_block(params, spec, tokens), backbone.tail)
+    torch.testing.assert_close(own, whole, rtol=1e-8, atol=1e-9)
+    bias = whole[1][f"layers.{spec.last}.self_attn.k_proj.bias"]
+    assert bias is not None
+    assert bias.abs().max() > 1e-6
+
+
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_siglips_head_equals_torchs_attention(blocks: int) -> None:
     backbone = model("siglip", blocks=blocks)
@@ -158,7 +183,7 @@ def test_low_rank_patches_equal_the_patches_multiplied_out(rank: int) -> None:
     cls = 3 * noise(3, spec.width, seed=5)
     own = normalise(cls, spec.norm_eps)
     parts, tokens = low_rank(own, backbone.spec.tokens - 1, rank)
-    seen, dense = Seen(cls, parts), Seen(cls, tokens)
+    seen, dense = TailInput(cls, parts), TailInput(cls, tokens)
     by_parts = both_ways(lambda params: embed(params, spec, seen), backbone.tail)
     whole = both_ways(lambda params: embed(params, spec, dense), backbone.tail)
     torch.testing.assert_close(by_parts[0], whole[0], rtol=1e-10, atol=1e-10)
@@ -174,7 +199,7 @@ def test_compressed_patches_are_read_without_being_normalised_again() -> None:
     own, patches = normalise(tokens, spec.norm_eps).split([1, tokens.shape[1] - 1], 1)
     mean = patches.mean(1)
     u, s, vh = torch.linalg.svd(patches - mean.unsqueeze(1), full_matrices=False)
-    seen = Seen(tokens[:, 0], Tokens.low_rank(own[:, 0], mean, vh, u * s.unsqueeze(1)))
+    seen = TailInput(tokens[:, 0], Tokens.low_rank(own[:, 0], mean, vh, u * s.unsqueeze(1)))
     params = {name: value.double() for name, value in backbone.tail.items()}
     torch.testing.assert_close(embed(params, spec, seen), full_block(params, spec, tokens))
 
@@ -185,7 +210,7 @@ def test_some_of_the_images_give_some_of_the_features(kind: str) -> None:
     spec = backbone.spec.tail
     cls = noise(5, spec.width)
     parts, tokens = low_rank(normalise(cls, spec.norm_eps), backbone.spec.tokens - 1, 2)
-    seen = Seen(cls, parts if kind == "low rank" else tokens)
+    seen = TailInput(cls, parts if kind == "low rank" else tokens)
     params = {name: value.double() for name, value in backbone.tail.items()}
     some = embed(params, spec, seen.pick(slice(1, 3)))
     torch.testing.assert_close(some, embed(params, spec, seen)[1:3])
@@ -211,6 +236,6 @@ def test_only_the_last_block_reads_compressed_tokens(kind: str) -> None:
     backbone = model(kind, blocks=2)
     spec = backbone.spec.tail
     cls = noise(1, spec.width)
-    seen = Seen(cls, low_rank(cls, backbone.spec.tokens, 1)[0])
+    seen = TailInput(cls, low_rank(cls, backbone.spec.tokens, 1)[0])
     with pytest.raises(AssertionError, match="only the last block"):
         embed(backbone.tail, spec, seen)

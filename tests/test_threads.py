@@ -27,9 +27,10 @@ from tests.helpers import (
     taught,
 )
 
+from anytimecl.acceleration import OnlineLearner
 from anytimecl.backbone import Backbone
 from anytimecl.classifier import AnytimeClassifier
-from anytimecl.learner import Learner, Update
+from anytimecl.step import Update
 
 PATIENCE = 120  # seconds after which a thread that hangs has failed
 
@@ -108,7 +109,7 @@ def test_a_prediction_waits_for_one_update_and_no_more() -> None:
     """The next update is asked for before those who wait are in, and still comes after them."""
     classifier, crew = taught(range(6)), Crew()
     answers: list[Any] = []
-    with gated(Learner, "apply") as update:
+    with gated(OnlineLearner, "apply") as update:
         crew.start(classifier.learn_many, lessons(4, start=6))
         until(lambda: update.come == 1)  # the first update is under way and takes its time
         readers = [
@@ -130,7 +131,7 @@ def test_predictions_go_on_while_an_update_is_worked_out() -> None:
     """Forward and backward, nearly all of a step, hold no lock."""
     classifier, crew = taught(range(6)), Crew()
     before = classifier.predict(picture(1), LABELS)
-    with gated(Learner, "look_ahead") as thinking:
+    with gated(OnlineLearner, "look_ahead") as thinking:
         learner = crew.start(classifier.learn_one, *lesson(6))
         until(lambda: thinking.come == 1)
         during: list[Any] = []
@@ -169,14 +170,14 @@ def test_an_image_that_takes_long_to_encode_holds_up_neither_learning_nor_predic
     assert differing(knowledge(classifier), knowledge(taught(range(8)))) == []
 
 
-def in_two_halves(pause: Callable[[], None]) -> Callable[[Learner, Update, float | None], None]:
+def in_two_halves(pause: Callable[[], None]) -> Callable[..., None]:
     """The update, but half of the tensors change first, and the rest after a pause."""
-    keep = Learner.apply
+    keep = OnlineLearner.apply
 
-    def apply(self: Learner, update: Update, rate: float | None) -> None:
+    def apply(self: OnlineLearner, update: Update, *given: Any) -> None:
         tensors = list(self.trainable().values())
         before = [value.clone() for value in tensors]
-        keep(self, update, rate)
+        keep(self, update, *given)
         rest = list(zip(tensors, before, strict=True))[1::2]
         after = [value.clone() for value, _ in rest]
         for value, old in rest:
@@ -213,7 +214,7 @@ def test_no_prediction_sees_half_an_update(tune: Any, monkeypatch: pytest.Monkey
         halves.append(len(seen))
         time.sleep(0.004)
 
-    monkeypatch.setattr(Learner, "apply", in_two_halves(pause))
+    monkeypatch.setattr(OnlineLearner, "apply", in_two_halves(pause))
 
     def predict() -> None:
         while not done.is_set():
@@ -244,7 +245,7 @@ def test_estimates_and_weights_change_together() -> None:
     image, label = picture(50), "golden retriever"  # its first example makes it a seen label
     before = classifier.predict(image, [label, "itap"])
     during: list[Any] = []
-    with gated(Learner, "apply") as update:
+    with gated(OnlineLearner, "apply") as update:
         crew.start(classifier.learn_one, image, label)
         until(lambda: update.come == 1)
         crew.start(lambda: during.append(classifier.predict(image, [label, "itap"])))
@@ -271,7 +272,7 @@ def test_learners_take_turns_and_the_journal_tells_their_order() -> None:
     crew.join()
     assert len(ids) == len(set(ids)) == 40
     assert len(classifier) == 50
-    assert classifier._student.estimates.overall.seen == 50
+    assert sum(record.seen for record in classifier._trainer.model.estimates._labels.values()) == 50
     before = knowledge(classifier)
     classifier.rebuild()
     assert differing(before, knowledge(classifier)) == []

@@ -10,15 +10,26 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from tests.helpers import differing, knowledge, lesson, lessons, model, picture, settings, taught
+from tests.helpers import (
+    differing,
+    knowledge,
+    lesson,
+    lessons,
+    measured,
+    model,
+    picture,
+    settings,
+    taught,
+)
 
 from anytimecl import transfer
+from anytimecl.acceleration import OnlineLearner
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.codec import make_codec
 from anytimecl.errors import ModelError, StoreError
-from anytimecl.learner import Learner
 from anytimecl.memory import open_memory
 from anytimecl.memory.importing import read_export
+from anytimecl.predicting import digest_of
 from anytimecl.tail import embed
 from anytimecl.transfer import export_classifier, import_classifier, reencode
 
@@ -49,7 +60,7 @@ def test_an_imported_classifier_is_the_exported_one(
         after = knowledge(again)
         assert after.pop("event") == before.pop("event") + 1  # the journal tells of the import
         assert differing(before, after) == []
-    monkeypatch.setattr(Learner, "look_ahead", lambda *_: pytest.fail("it learned again"))
+    monkeypatch.setattr(OnlineLearner, "look_ahead", lambda *_: pytest.fail("it learned again"))
     import_classifier(read_export(tmp_path / "out"), tmp_path / "c")
     shutil.copytree(tmp_path / "b" / "checkpoint", tmp_path / "d")
     opened(tmp_path / "b").close()
@@ -73,6 +84,14 @@ def test_what_is_added_to_a_memory_is_learned_when_it_is_opened(tmp_path: Path) 
         assert differing(knowledge(straight), knowledge(classifier)) == []
 
 
+def test_an_imported_memory_keeps_its_prior(tmp_path: Path) -> None:
+    opened(tmp_path / "a", model=measured(), settings=settings()).close()
+    export_classifier(tmp_path / "a", tmp_path / "out")
+    import_classifier(read_export(tmp_path / "out"), tmp_path / "b")
+    own, copied = (tmp_path / folder / "prior.safetensors" for folder in "ab")
+    assert copied.read_bytes() == own.read_bytes()
+
+
 def test_a_long_journal_is_kept_as_it_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +99,7 @@ def test_a_long_journal_is_kept_as_it_is_repeated(
         classifier.learn_many(lessons(12))
         whole = knowledge(classifier)
     shutil.rmtree(tmp_path / "checkpoint")
-    monkeypatch.setattr("anytimecl.keeper.CHECKPOINT_EVERY", 4)
+    monkeypatch.setattr("anytimecl.checkpointer.CHECKPOINT_EVERY", 4)
 
     def stop(done: int, total: int) -> None:
         if done == 10:
@@ -160,6 +179,38 @@ def test_stored_images_are_turned_over_to_another_model(tmp_path: Path) -> None:
         for (_, old), (_, new) in zip(rows, found, strict=True):
             assert (old.label, old.candidates, old.key) == (new.label, new.candidates, new.key)
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
+
+
+@pytest.mark.parametrize("codec", ["image", "tokens-fp16"])
+def test_reencoding_keeps_what_is_known_besides(codec: str, tmp_path: Path) -> None:
+    with opened(tmp_path / "a", settings=settings(codec=codec), thumbnails=True) as classifier:
+        for number in range(3):
+            classifier.learn_one(*lesson(number), source=f"{number}.png")
+        [(_, row)] = classifier.memory.rows([1])
+        classifier.memory.append_row(row)  # a copy, as older memories have them
+        classifier.learn_one(*lesson(3))
+        before = classifier.memory.rows([1, 2, 3, 5])
+    stopped: list[int] = []
+
+    def stop(done: int, total: int) -> None:
+        stopped.append(done)
+        if stopped == [1, 2, 3, 4]:
+            raise KeyboardInterrupt
+
+    with open_memory(tmp_path / "a", read_only=True) as source:
+        with pytest.raises(KeyboardInterrupt):
+            reencode(source, tmp_path / "b", model(), codec="tokens-fp32", progress=stop)
+        made = reencode(source, tmp_path / "b", model(), codec="tokens-fp32", progress=stop)
+    assert (made, stopped) == ((4, ()), [1, 2, 3, 4, 5])
+    with opened(tmp_path / "b") as classifier:
+        found = classifier.memory.rows(classifier.memory.all_ids())
+        assert [row._replace(record=b"") for _, row in found] == [
+            row._replace(record=b"") for _, row in before
+        ]
+        assert classifier.memory.find_content(digest_of(classifier.encode([picture(1)])[0])) == (
+            2,
+            lesson(1)[1],
+        )
 
 
 def test_tokens_become_another_codec_of_the_same_model_alone(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -234,12 +236,50 @@ def test_other_devices_than_a_cpu_get_the_float_trunk(embedded: Backbone) -> Non
     assert elsewhere.spec == load("embedded-float").spec
 
 
+def test_memories_know_it_by_this(embedded: Backbone) -> None:
+    """If it changes, they are locked out. Another edition puts the last into `SAME_IMAGES`."""
+    assert embedded.spec.fingerprint == "a4090eeb58f26340"
+
+
+def test_it_opens_and_answers_without_transformers() -> None:
+    """Which takes longer to import than all the rest; a process of its own tells."""
+    program = (
+        "import sys, PIL.Image; from anytimecl import AnytimeClassifier\n"
+        "classifier = AnytimeClassifier.open()\n"
+        "classifier.predict(PIL.Image.new('RGB', (32, 32)), ['cat', 'a name in no cache'])\n"
+        "sys.exit('transformers' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_the_folder_is_what_its_manifest_says(embedded: Backbone) -> None:
     made = package.folder()
     assert assemble.damaged_files(made) == []
     assert embedded.spec.weights == assemble.read_manifest(made)["weights"]
     on_disk = {path.name for path in made.iterdir() if path.is_file()}
     assert on_disk - {"manifest.json"} <= set(assemble.read_manifest(made)["files"])
+
+
+def test_a_trunk_of_a_former_version_is_split_and_gives_the_same(
+    embedded: Backbone, images: list[Image.Image], tmp_path: Path
+) -> None:
+    """A graph, and weights beside it that are mapped; what lies there already stays."""
+    from anytimecl.backbone.trunk import OnnxTrunk
+
+    one_file = tmp_path / "trunk-1.int8.onnx"
+    graph = assemble.trunk_file(package.folder(), Path("no wheel"), 1)
+    onnx.save_model(onnx.load_model(graph), one_file)
+    assemble.write_manifest({"files": {one_file.name: assemble._describe(one_file)}}, tmp_path)
+    made = assemble.trunk_file(tmp_path, Path("no wheel"), 1)
+    assert made.stat().st_size < 1_000_000
+    assert assemble.damaged_files(tmp_path) == []
+    assert len(assemble.read_manifest(tmp_path)["files"]) == 3
+    pixels = embedded.pixels(images[:1])
+    assert torch.equal(OnnxTrunk(made)(pixels), OnnxTrunk(one_file)(pixels))
+    assert all(file.stat().st_mode & 0o044 == 0o044 for file in tmp_path.iterdir())  # shared
+    assert assemble.trunk_file(tmp_path, Path("no wheel"), 1) == made
+    with pytest.raises(ModelError, match="--keep-wheels"):
+        assemble.trunk_file(tmp_path, Path("no wheel"), 2)
 
 
 def test_an_interrupted_assembly_leaves_nothing(

@@ -10,28 +10,35 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from recipes.embedded import encoder as recipe
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import BertConfig, BertModel
 
 from anytimecl.backbone import embedded
 from anytimecl.backbone.embedded import text
+from anytimecl.backbone.embedded.encoder import NameEncoder
 from anytimecl.errors import ModelError
 
+CONFIG = {
+    "vocab_size": 8,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 40,
+    "layer_norm_eps": 1e-12,
+}
 WORDS = ["[PAD]", "[UNK]", "red", "fox", "dog", "tabby", "cat", "a"]
 
 
 @pytest.fixture
-def encoder() -> text.NameEncoder:
+def trained() -> recipe.NameEncoder:
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(WORDS),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        max_position_embeddings=40,
-    )
-    return text.NameEncoder(BertModel(config, add_pooling_layer=False)).eval()
+    return recipe.NameEncoder.untrained(CONFIG).eval()
+
+
+@pytest.fixture
+def encoder(trained: recipe.NameEncoder) -> NameEncoder:
+    return NameEncoder.of(CONFIG, trained.state_dict())
 
 
 @pytest.fixture
@@ -88,9 +95,37 @@ def test_map_is_affine_and_gives_unit_vectors() -> None:
     assert (mapped * expected).sum(1).min() > 0.999
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("lengths", [[3], [3, 3], [5, 1, 4]])
+def test_what_runs_is_what_was_trained(
+    trained: recipe.NameEncoder, encoder: NameEncoder, lengths: list[int]
+) -> None:
+    """Bit for bit: memories keep vectors that `transformers` gave."""
+    random = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, len(WORDS), (len(lengths), max(lengths)), generator=random)
+    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    assert torch.equal(encoder(ids * mask, mask), trained(ids * mask, mask))
+
+
+def test_it_is_read_when_the_first_label_needs_it(
+    encoder: NameEncoder, tokenizer: Tokenizer
+) -> None:
+    reads = []
+
+    def read() -> text.EmbeddedText:
+        reads.append(1)
+        return text.EmbeddedText(encoder, tokenizer, None, 1.0)
+
+    side = text.WhenAsked(read)
+    assert not reads
+    assert torch.equal(side(["dog"]), read()(["dog"]))
+    side(["cat"])
+    assert len(reads) == 2  # once here, once for the comparison
+
+
 @pytest.mark.parametrize("trust", [0.0, 0.25, 1.0])
 def test_a_known_name_leans_on_its_vector(
-    encoder: text.NameEncoder, tokenizer: Tokenizer, trust: float
+    encoder: NameEncoder, tokenizer: Tokenizer, trust: float
 ) -> None:
     known = known_names()
     alone = text.EmbeddedText(encoder, tokenizer, None, trust)(["Dog", "tabby cat"])
@@ -101,7 +136,7 @@ def test_a_known_name_leans_on_its_vector(
 
 
 def test_a_vector_does_not_depend_on_its_neighbours(
-    encoder: text.NameEncoder, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    encoder: NameEncoder, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ["a red fox", "dog", "cat", "tabby cat", "a a a a dog", "red"]
     embed = text.EmbeddedText(encoder, tokenizer, known_names(), 0.5)
@@ -111,7 +146,7 @@ def test_a_vector_does_not_depend_on_its_neighbours(
     assert torch.allclose(embed(names), together, atol=1e-5)
 
 
-def test_nothing_gives_nothing(encoder: text.NameEncoder, tokenizer: Tokenizer) -> None:
+def test_nothing_gives_nothing(encoder: NameEncoder, tokenizer: Tokenizer) -> None:
     assert text.EmbeddedText(encoder, tokenizer, None, 1.0)([]).shape == (0, text.DIM)
 
 

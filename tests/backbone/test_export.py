@@ -26,6 +26,8 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "clip gelu": (tiny.clip, {"hidden_act": "gelu"}),
     "siglip": (tiny.siglip, {}),
     "dinov2 registers swiglu": (tiny.dinov2, {"registers": 3, "swiglu": True}),
+    "dinov3": (tiny.dinov3, {}),
+    "dinov3 wide": (tiny.dinov3, {"width": 48, "key_bias": True}),
 }
 
 
@@ -227,8 +229,7 @@ def test_the_embedded_trunk_in_int8_can_be_learned_with(
     assert done.file.stat().st_size < 100e6
     with pytest.raises(ModelError, match="from embedded-float, and is not the trunk of embedded"):
         with_onnx(embedded, done.file)
-    image = _pictures.pictures()[2]
-    for _ in range(2):  # made, and opened again
+    for image in _pictures.pictures()[2:4]:  # made, and opened again
         backbone = with_onnx(floating, done.file)
         with AnytimeClassifier.open(tmp_path / "memory", model=backbone) as classifier:
             classifier.learn_one(image, "discs")

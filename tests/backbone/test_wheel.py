@@ -62,5 +62,5 @@ def test_without_the_wheel_it_says_what_to_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     monkeypatch.setenv("ANYTIMECL_CACHE", str(tmp_path))
-    with pytest.raises(ModelError, match="fetch embedded --with-dinov2"):
+    with pytest.raises(ModelError, match="model fetch dinov2-small"):
         wheel.made(PINNED.name)

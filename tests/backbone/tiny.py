@@ -10,29 +10,51 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
+    ChineseCLIPConfig,
+    ChineseCLIPModel,
     CLIPConfig,
     CLIPModel,
     CLIPTokenizer,
     CLIPVisionConfig,
+    CLIPVisionModel,
     CLIPVisionModelWithProjection,
     Dinov2Config,
     Dinov2Model,
     Dinov2WithRegistersConfig,
     Dinov2WithRegistersModel,
+    DINOv3ViTConfig,
+    DINOv3ViTModel,
+    MetaClip2Config,
+    MetaClip2Model,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     SiglipConfig,
     SiglipModel,
     SiglipTokenizer,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTModel,
+    ViTMSNConfig,
+    ViTMSNModel,
 )
 
 BLOCKS = 3
+_VISION = {
+    "hidden_size": 32, "num_hidden_layers": BLOCKS, "num_attention_heads": 4,
+    "intermediate_size": 64, "image_size": 32, "patch_size": 8,
+}  # fmt: skip
+_TEXT = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+    "max_position_embeddings": 20,
+}  # fmt: skip
 WORDS = "a photo of the an cat dog tabby great white shark golden retriever itap bad".split()
 
 
 def clip(folder: Path, *, seed: int = 0, dim: int = 24, **vision: Any) -> Path:
     """A CLIP with a byte-level BPE tokeniser, as OpenAI's is."""
-    tokenizer = _clip_tokenizer()
+    tokenizer = clip_tokenizer()
     config = CLIPConfig(
         vision_config={
             "hidden_size": 32, "num_hidden_layers": BLOCKS, "num_attention_heads": 4,
@@ -61,19 +83,81 @@ def clip(folder: Path, *, seed: int = 0, dim: int = 24, **vision: Any) -> Path:
     )
 
 
-def clip_vision(folder: Path, *, seed: int = 0) -> Path:
-    """An image tower of CLIP with its projection, and no text side."""
+def metaclip2(folder: Path, *, seed: int = 0, **vision: Any) -> Path:
+    """A MetaCLIP 2, whose tokeniser is of words here and of SentencePiece there."""
+    tokenizer = word_tokenizer()
+    config = MetaClip2Config(
+        vision_config={**_VISION, **vision},
+        text_config={**_TEXT, "vocab_size": len(tokenizer), "eos_token_id": 1, "pad_token_id": 0},
+        projection_dim=24,
+    )
+    _save(MetaClip2Model(config), folder, seed)
+    tokenizer.save_pretrained(folder)
+    return _clip_preprocessor(folder)
+
+
+def chinese_clip(folder: Path, *, seed: int = 0, **vision: Any) -> Path:
+    """A Chinese CLIP: the image side of CLIP, and BERT for texts."""
+    tokenizer = word_tokenizer()
+    config = ChineseCLIPConfig(
+        vision_config={**_VISION, **vision},
+        text_config={**_TEXT, "vocab_size": len(tokenizer), "pad_token_id": 0},
+        projection_dim=24,
+    )
+    _save(ChineseCLIPModel(config), folder, seed)
+    tokenizer.save_pretrained(folder)
+    return _preprocessor(
+        folder,
+        image_processor_type="ChineseCLIPImageProcessor",
+        do_center_crop=False,
+        size={"height": 32, "width": 32},
+        resample=3,
+    )
+
+
+def vit(folder: Path, *, seed: int = 0, classifier: bool = False, **vision: Any) -> Path:
+    """A plain vision transformer, as of ImageNet (with a classifier) or of DINO."""
+    config = ViTConfig(**{**_VISION, **vision})
+    kind = ViTForImageClassification if classifier else ViTModel
+    _save(kind(config), folder, seed)
+    return _preprocessor(
+        folder, image_processor_type="ViTImageProcessor", size={"height": 32, "width": 32}
+    )
+
+
+def vit_msn(folder: Path, *, seed: int = 0, **vision: Any) -> Path:
+    """A plain vision transformer that learned from masked siblings."""
+    _save(ViTMSNModel(ViTMSNConfig(**{**_VISION, **vision})), folder, seed)
+    return _preprocessor(
+        folder, image_processor_type="ViTImageProcessor", size={"height": 32, "width": 32}
+    )
+
+
+def siglip_vision(folder: Path, *, seed: int = 0, **vision: Any) -> Path:
+    """The image side of a SigLIP by itself, with its pooling head."""
+    _save(SiglipVisionModel(SiglipVisionConfig(**{**_VISION, **vision})), folder, seed)
+    return _preprocessor(
+        folder,
+        image_processor_type="SiglipImageProcessor",
+        size={"height": 32, "width": 32},
+        resample=3,
+    )
+
+
+def clip_vision(folder: Path, *, seed: int = 0, projection: bool = True) -> Path:
+    """An image tower of CLIP, mostly with its projection, and no text side."""
     config = CLIPVisionConfig(
         hidden_size=32, num_hidden_layers=BLOCKS, num_attention_heads=4, intermediate_size=64,
         image_size=32, patch_size=8, projection_dim=24,
     )  # fmt: skip
-    _save(CLIPVisionModelWithProjection(config), folder, seed)
-    return folder
+    kind = CLIPVisionModelWithProjection if projection else CLIPVisionModel
+    _save(kind(config), folder, seed)
+    return _clip_preprocessor(folder)
 
 
 def siglip(folder: Path, *, seed: int = 0, pieces: bool = False, **vision: Any) -> Path:
     """A SigLIP, whose tokeniser pads with its end token; `pieces`: the one of the first SigLIP."""
-    tokenizer = _piece_tokenizer(folder) if pieces else _word_tokenizer()
+    tokenizer = _piece_tokenizer(folder) if pieces else word_tokenizer()
     config = SiglipConfig(
         vision_config={
             "hidden_size": 32, "num_hidden_layers": BLOCKS, "num_attention_heads": 4,
@@ -117,6 +201,7 @@ def dinov2(
     _save(model, folder, seed)
     return _preprocessor(
         folder,
+        image_processor_type="BitImageProcessor",
         crop_size={"height": 42, "width": 42},
         do_center_crop=True,
         do_convert_rgb=True,
@@ -128,6 +213,23 @@ def dinov2(
         resample=3,
         rescale_factor=0.00392156862745098,
         size={"shortest_edge": 48},
+    )
+
+
+def dinov3(
+    folder: Path, *, seed: int = 0, registers: int = 3, width: int = 32, **vision: Any
+) -> Path:
+    """A DINOv3, whose patches know their place by rotary positions."""
+    config = DINOv3ViTConfig(**{**_VISION, "num_register_tokens": registers, **vision})
+    _save(DINOv3ViTModel(config), folder, seed)
+    return _preprocessor(
+        folder,
+        # Its own needs torchvision, and resizes before it rounds to 8 bits.
+        image_processor_type="ViTImageProcessor",
+        size={"height": 32, "width": width},
+        image_mean=[0.485, 0.456, 0.406],
+        image_std=[0.229, 0.224, 0.225],
+        resample=2,
     )
 
 
@@ -155,12 +257,23 @@ def _save(model: PreTrainedModel, folder: Path, seed: int) -> None:
     model.save_pretrained(folder)
 
 
+def _clip_preprocessor(folder: Path) -> Path:
+    return _preprocessor(
+        folder,
+        image_processor_type="CLIPImageProcessor",
+        crop_size={"height": 32, "width": 32},
+        size={"shortest_edge": 32},
+        resample=3,
+    )
+
+
 def _preprocessor(folder: Path, **values: Any) -> Path:
     (folder / "preprocessor_config.json").write_text(json.dumps(values))
     return folder
 
 
-def _clip_tokenizer() -> CLIPTokenizer:
+def clip_tokenizer() -> CLIPTokenizer:
+    """Byte-level BPE with a handful of merges."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     pieces = [*letters, *(letter + "</w>" for letter in letters)]
     merges = [("c", "a"), ("ca", "t</w>"), ("d", "o"), ("do", "g</w>"), ("o", "f</w>")]
@@ -170,7 +283,8 @@ def _clip_tokenizer() -> CLIPTokenizer:
     return CLIPTokenizer(vocab=vocab, merges=merges)
 
 
-def _word_tokenizer() -> PreTrainedTokenizerFast:
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """Of words, in small letters."""
     vocab = {piece: index for index, piece in enumerate(["<unk>", "</s>", *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Lowercase()

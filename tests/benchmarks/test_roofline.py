@@ -14,9 +14,10 @@ from benchmarks.step import make_spec, make_tail
 from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode
 
-from anytimecl.attention import _common
-from anytimecl.learner import Batch, Learner, LearnerConfig
-from anytimecl.tail import Seen, Tokens
+from anytimecl.fast import FastLearner, layers
+from anytimecl.settings import LearnerConfig
+from anytimecl.step import Batch
+from anytimecl.tail import TailInput, Tokens
 
 LINES = [
     {"card": "old", "torch": "1", "limits": {"copy TB/s": 1.0, "matrix TFLOP/s": 10.0}},
@@ -46,7 +47,7 @@ def test_work_by_hand() -> None:
 
 @pytest.mark.parametrize("size", [Size(5, 32, 2, 16), Size(10, 48, 4, 24)])
 def test_flops_are_those_that_torch_counts(size: Size, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_common, "_ONEDNN", False)  # torch does not count what goes there
+    monkeypatch.setattr(layers, "_ONEDNN", None)  # torch does not count what goes there
     batch, labels = 6, 7
     spec = make_spec(*size)
     cls = torch.randn(batch, size.width)
@@ -56,10 +57,10 @@ def test_flops_are_those_that_torch_counts(size: Size, monkeypatch: pytest.Monke
         torch.randn(batch, RANK, size.width),
         torch.randn(batch, size.tokens - 1, RANK),
     )
-    seen = Seen(cls, low)
+    seen = TailInput(cls, low)
     vectors = F.normalize(torch.randn(labels, size.dim), dim=-1)
     target = torch.arange(batch)
-    learner = Learner(spec, make_tail(spec), LearnerConfig())
+    learner = FastLearner(spec, make_tail(spec), LearnerConfig())
     with FlopCounterMode(display=False) as counter:
         learner.look_ahead(Batch(seen, target, vectors, torch.arange(labels))).whole()
     assert work(size, batch, labels).flops == counter.get_total_flops()

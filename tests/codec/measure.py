@@ -26,8 +26,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anytimecl.backbone import Backbone, load
-from anytimecl.codec import CODECS, Codec, _lowrank, attention_pca, make_codec
-from anytimecl.tail import Seen, embed
+from anytimecl.codec import Codec, _lowrank, attention_pca
+from anytimecl.tail import TailInput, embed
+from anytimecl_lab.codecs import CODECS, make_codec
 
 Params = dict[str, Tensor]
 _CONSTANTS = [
@@ -108,7 +109,7 @@ class Bench:
             *(f"{each:.2f}" for each in means),
         ]
 
-    def _outputs(self, tokens: Tensor | Seen, labels: Tensor | None) -> list[Tensor]:
+    def _outputs(self, tokens: Tensor | TailInput, labels: Tensor | None) -> list[Tensor]:
         """Embeddings with frozen and with moved weights, and the gradient of the block."""
         params = {name: value.clone().requires_grad_() for name, value in self.tail.items()}
         frozen = embed(params, self.spec, tokens)

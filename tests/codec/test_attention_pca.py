@@ -29,7 +29,7 @@ from anytimecl.backbone import Backbone
 from anytimecl.codec import AttentionPca, AttentionPcaConfig
 from anytimecl.codec import _lowrank as lowrank
 from anytimecl.codec.attention_pca import _HEAD
-from anytimecl.tail import Seen, Tokens, embed, look, normalise
+from anytimecl.tail import TailInput, Tokens, embed, look, normalise
 
 TAIL = spec().tail
 
@@ -44,11 +44,11 @@ def looked_at(seed: int = 0) -> lowrank.Look:
     return lowrank.look_at(lowrank.frozen(params(), TAIL), HEADS, *seen(random_tokens(seed)))
 
 
-def dense(decoded: Seen) -> Seen:
+def dense(decoded: TailInput) -> TailInput:
     """With every token rebuilt."""
     parts, coefficients = decoded.tokens
     assert coefficients is not None
-    return Seen(decoded.cls, Tokens(coefficients @ parts))
+    return TailInput(decoded.cls, Tokens(coefficients @ parts))
 
 
 def test_attention_is_that_of_the_block() -> None:

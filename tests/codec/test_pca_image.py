@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from sklearn.decomposition import PCA
-from tests.codec.tiny_tail import TOKENS, WIDTH, any_tokens, codec, params, random_tokens, spec
+from tests.codec.tiny_tail import (
+    HEADS,
+    TOKENS,
+    WIDTH,
+    any_tokens,
+    codec,
+    params,
+    random_tokens,
+    spec,
+)
 from torch import Tensor
 
 from anytimecl.codec import PcaImage, PcaImageConfig
@@ -22,15 +33,33 @@ def rebuilt(values: np.ndarray, components: int = 5) -> np.ndarray:
     return pca.inverse_transform(pca.transform(values.astype(np.float64)))
 
 
-def weighted(tokens: Tensor) -> Tensor:
-    """`[C; S P]` with `S = softmax(LN(C) LN(P)^T)`, one patch after the other."""
+def norm(x: Tensor) -> Tensor:
     gain, shift = (params()[f"layers.2.layer_norm1.{part}"] for part in ("weight", "bias"))
+    return (x - x.mean()) / (x.var(correction=0) + 1e-5).sqrt() * gain + shift
 
-    def norm(x: Tensor) -> Tensor:
-        return (x - x.mean()) / (x.var(correction=0) + 1e-5).sqrt() * gain + shift
 
-    likeness = torch.stack([norm(tokens[0]) @ norm(patch) for patch in tokens[1:]])
-    share = likeness.exp() / likeness.exp().sum()
+def literal(tokens: Tensor) -> Tensor:
+    """Products of the normalised class token with each normalised patch, as printed."""
+    return torch.stack([norm(tokens[0]) @ norm(patch) for patch in tokens[1:]])
+
+
+def probabilities(tokens: Tensor) -> Tensor:
+    """How the class token attends to each patch, mean over heads; itself among the keys."""
+    block = {n.removeprefix("layers.2.self_attn."): v for n, v in params().items()}
+    size = WIDTH // HEADS
+    query = (block["q_proj.weight"] @ norm(tokens[0]) + block["q_proj.bias"]).view(HEADS, size)
+    keys = [block["k_proj.weight"] @ norm(t) + block["k_proj.bias"] for t in tokens]
+    heads = []
+    for head in range(HEADS):
+        own = torch.stack([query[head] @ key.view(HEADS, size)[head] for key in keys])
+        heads.append((own / size**0.5).softmax(0)[1:])
+    return torch.stack(heads).mean(0)
+
+
+def weighted(tokens: Tensor, likeness: Callable[[Tensor], Tensor] = probabilities) -> Tensor:
+    """`[C; S P]` with `S` the softmax of a likeness, one patch after the other."""
+    powers = likeness(tokens).exp()
+    share = powers / powers.sum()
     return torch.stack([tokens[0], *(s * p for s, p in zip(share, tokens[1:], strict=True))])
 
 
@@ -41,10 +70,29 @@ def test_is_scikit_learns() -> None:
         np.testing.assert_allclose(got, rebuilt(image), atol=1e-4)
 
 
-def test_cls_weight_is_the_papers() -> None:
+def test_cls_weight_is_that_of_the_papers_figures() -> None:
     tokens = random_tokens(1)
     got = WEIGHTED.decode([WEIGHTED.encode(tokens)])[0].numpy()
     np.testing.assert_allclose(got, rebuilt(weighted(tokens).numpy()), atol=1e-4)
+
+
+def test_weights_are_near_uniform_beside_a_class_token_at_weight_1() -> None:
+    tokens = random_tokens(1)
+    patches = TOKENS - 1
+    weights = WEIGHTED._weights(tokens.double())
+    assert float(weights.sum()) == pytest.approx(1)
+    assert 1 / patches / np.e < float(weights.min()) <= float(weights.max()) < np.e / patches
+    printed = PcaImage(spec(), params(), PcaImageConfig(cls_weight="literal"))
+    assert float(printed._weights(tokens.double()).max()) > 0.5  # one patch has most of it
+
+
+def test_the_printed_formula_is_kept_as_a_variant() -> None:
+    tokens = random_tokens(1)
+    printed = PcaImage(spec(), params(), PcaImageConfig(cls_weight="literal"))
+    record = printed.encode(tokens)
+    got = printed.decode([record])[0].numpy()
+    np.testing.assert_allclose(got, rebuilt(weighted(tokens, literal).numpy()), atol=1e-4)
+    assert torch.equal(WEIGHTED.decode([record]), printed.decode([record]))  # records are alike
 
 
 def test_int8_is_the_papers() -> None:

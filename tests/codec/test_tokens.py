@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from tests.codec.tiny_tail import any_tokens, codec, params, random_tokens, spec
 from torch import Tensor
 
-from anytimecl.codec import Tokens, TokensConfig
+from anytimecl.codec import TokensCodec, TokensConfig
 from anytimecl.tail import embed
 
 HALF, FULL = codec("tokens-fp16"), codec("tokens-fp32")
@@ -45,4 +45,4 @@ def test_sizes() -> None:
     assert len(FULL.encode(random_tokens())) == 17 * 32 * 4 + 12
     assert len(HALF.encode(random_tokens())) == 17 * 32 * 2 + 12
     with pytest.raises(ValueError, match="16 or 32"):
-        Tokens(spec(), TokensConfig(bits=8))
+        TokensCodec(spec(), TokensConfig(bits=8))

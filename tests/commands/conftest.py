@@ -52,7 +52,7 @@ def photos(tmp_path: Path) -> Path:
 @pytest.fixture
 def learned(run: Run, photos: Path, model: Path) -> Path:
     """A memory of the twelve pictures to learn."""
-    result = run("learn", photos, "--memory", "memory", "--model", model)
+    result = run("learn", photos, "--memory", "memory", "--model", model, "--no-shuffle")
     assert result.exit_code == 0, result.output
     return photos.parent / "memory"
 

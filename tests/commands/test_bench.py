@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.bench.conftest import fill, write_recipe
 from tests.commands.conftest import Run
+from tests.lab.conftest import fill, write_recipe
 
-from anytimecl.bench.run import read_lines
+from anytimecl_lab.run import read_lines
 
 
 def test_run_and_report(run: Run, model: Path, tmp_path: Path) -> None:

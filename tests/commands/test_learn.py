@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.backbone import tiny
 from tests.commands.conftest import COLOURS, Run, zipped
 
 from anytimecl import AnytimeClassifier
@@ -23,10 +22,15 @@ from anytimecl.memory import open_memory
 
 
 def opinion(memory: Path, model: Path, photos: Path) -> NDArray[np.float32]:
-    """What a memory makes of the test pictures."""
+    """What a memory makes of the test pictures: its answers, and the tuned model's.
+
+    Colours are so easy that the answers are 0 and 1, and would hide how the weights differ.
+    """
     files = [str(file) for file in sorted((photos / "test").rglob("*.png"))]
+    labels = sorted(COLOURS)
     with AnytimeClassifier.open(memory, model=model, read_only=True) as classifier:
-        return classifier.predict_proba(files, sorted(COLOURS))
+        tuned = classifier.opinions(classifier.encode(files), labels).tuned.numpy()
+        return np.stack([classifier.predict_proba(files, labels), tuned])
 
 
 def labels_in(memory: Path | str) -> dict[str, int]:
@@ -67,7 +71,7 @@ def test_learns_what_the_classifier_would(
                 right += classifier.learn_one(ref.load(), ref.label).right
     mine, theirs = (opinion(m, model, photos) for m in (learned, tmp_path / "by hand"))
     np.testing.assert_array_equal(mine, theirs)
-    result = run("learn", photos, "--memory", "again", "--model", model)
+    result = run("learn", photos, "--memory", "again", "--model", model, "--no-shuffle")
     assert f"{100 * right / 12:.1f} %" in result.stdout
     assert "12 examples of 3 labels" in result.stdout
     assert "left alone: test" in result.stderr
@@ -83,14 +87,19 @@ def test_the_same_command_passes_over_what_is_known(run: Run, learned: Path, pho
 def test_a_file_is_known_by_content_and_label(run: Run, learned: Path, photos: Path) -> None:
     shutil.copy(photos / "train/cat/0.png", photos / "train/cat/copy.png")
     shutil.copy(photos / "train/cat/0.png", photos / "train/dog/cat.png")
-    assert run("learn", photos, "--memory", learned).exit_code == 0
-    assert labels_in(learned) == {"cat": 4, "dog": 5, "great white shark": 4}
+    result = run("learn", photos, "--memory", learned)
+    assert result.exit_code == 1
+    assert "an image has one label" in result.stderr
+    assert sum(labels_in(learned).values()) == 12
 
 
 def test_a_zip_teaches_what_its_folder_teaches(
     run: Run, learned: Path, photos: Path, model: Path
 ) -> None:
-    assert run("learn", zipped(photos), "--memory", "zip", "--model", model).exit_code == 0
+    assert (
+        run("learn", zipped(photos), "--memory", "zip", "--model", model, "--no-shuffle").exit_code
+        == 0
+    )
     np.testing.assert_array_equal(
         opinion(learned, model, photos), opinion(Path("zip"), model, photos)
     )
@@ -117,11 +126,8 @@ def test_what_cannot_be_used_is_reported(run: Run, photos: Path, model: Path) ->
     (train / ("x" * 201) / "0.png").write_bytes(b"")
     result = run("learn", train, "--memory", "m", "--model", model)
     assert result.exit_code == 1
-    report = result.stderr.splitlines()
-    assert report[0] == "Not learned (3):"
-    assert "broken.png" in report[1]
-    assert "in no class folder" in report[2]
-    assert "201 characters" in report[3]
+    report = result.stderr.partition("Not learned (3):")[2]
+    assert all(told in report for told in ("broken.png", "in no class folder", "201 characters"))
     assert sum(labels_in("m").values()) == 12
 
 
@@ -136,7 +142,7 @@ def test_a_pipe_does_not_block(run: Run, photos: Path, model: Path) -> None:
 def test_shuffle_follows_the_seed_and_limit_takes_the_first(
     run: Run, photos: Path, model: Path
 ) -> None:
-    words = ("learn", photos, "--model", model, "--shuffle", "--limit", 7, "--seed", 5)
+    words = ("learn", photos, "--model", model, "--limit", 7, "--seed", 5)
     assert run(*words, "--memory", "m").exit_code == 0
     refs = [ref for ref in iter_images(photos) if ref.split == "train"]
     random.Random(5).shuffle(refs)
@@ -151,11 +157,11 @@ def test_ctrl_c_keeps_all_and_the_same_command_goes_on(
 ) -> None:
     with monkeypatch.context() as patch:
         interrupt_at(5, patch)
-        result = run("learn", photos, "--memory", "m", "--model", model)
+        result = run("learn", photos, "--memory", "m", "--model", model, "--no-shuffle")
     assert result.exit_code == 130
     assert "Stopped after 5 of 12 images" in result.stderr
     assert sum(labels_in("m").values()) == 5
-    assert run("learn", photos, "--memory", "m").exit_code == 0
+    assert run("learn", photos, "--memory", "m", "--no-shuffle").exit_code == 0
     np.testing.assert_array_equal(
         opinion(Path("m"), model, photos), opinion(learned, model, photos)
     )
@@ -165,14 +171,12 @@ def test_an_existing_memory_keeps_its_settings(run: Run, learned: Path, photos: 
     for option, value in (("seed", 3), ("codec", "tokens-fp32"), ("sampler", "fifo")):
         result = run("learn", photos, "--memory", learned, f"--{option}", value)
         assert result.exit_code == 2
-        assert f"made with {option}=" in result.stderr
+        assert f"made with --{option} " in result.stderr
 
 
-def test_a_bad_choice_makes_no_memory(run: Run, photos: Path, model: Path, tmp_path: Path) -> None:
-    images_only = tiny.dinov2(tmp_path / "dino")
-    for words in (("--codec", "no"), ("--sampler", "no"), ("--model", images_only)):
-        given = ("--model", model) if "--model" not in words else ()
-        result = run("learn", photos, "--memory", "m", *given, *words)
+def test_a_bad_choice_makes_no_memory(run: Run, photos: Path, model: Path) -> None:
+    for words in (("--codec", "no"), ("--sampler", "no")):
+        result = run("learn", photos, "--memory", "m", "--model", model, *words)
         assert result.exit_code == 2, words
         assert result.stdout == ""
         assert not Path("m").exists()
@@ -217,7 +221,7 @@ def test_consolidate_goes_through_the_memory(
     assert kinds_in(learned)[-1] == "consolidate"
     after = opinion(learned, model, photos)
     assert not np.array_equal(before, after)
-    run("learn", photos, "--memory", "m", "--model", model, "--consolidate", 2)
+    run("learn", photos, "--memory", "m", "--model", model, "--consolidate", 2, "--no-shuffle")
     np.testing.assert_array_equal(opinion(Path("m"), model, photos), after)
 
 

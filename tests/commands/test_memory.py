@@ -67,7 +67,7 @@ def test_a_backup_is_the_same_classifier_at_once(
         result = run("memory", "backup", learned, "copy")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith(f"Copied {learned} to copy (")
-    monkeypatch.setattr("anytimecl.student.Student.teach", lambda *given: pytest.fail("repeated"))
+    monkeypatch.setattr("anytimecl.trainer.Trainer.teach", lambda *given: pytest.fail("repeated"))
     file = str(photos / "test/cat/4.png")
     with (
         AnytimeClassifier.open(learned, model=model) as first,

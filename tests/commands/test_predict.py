@@ -40,8 +40,13 @@ def test_json_says_what_the_classifier_says(run: Run, photos: Path, model: Path)
         assert (line["none_of_these"], line["spoke"]) == (0.0, "original")
 
 
+def name_of(folder: Path) -> Path:
+    """As somebody would type it: a table folds what is longer than its column."""
+    return Path(os.path.relpath(folder))
+
+
 def test_one_image_gets_a_table_of_several_labels(run: Run, photos: Path, model: Path) -> None:
-    result = run("predict", photos / "test/cat/4.png", *ASK, "--model", model)
+    result = run("predict", name_of(photos) / "test/cat/4.png", *ASK, "--model", model)
     assert result.exit_code == 0
     for label in LABELS:
         assert label in result.stdout
@@ -95,8 +100,9 @@ def test_a_broken_file_is_one_line_while_the_run_goes_on(
 ) -> None:
     (photos / "test/cat/0.png").write_bytes(b"no image")
     (photos / "broken.zip").write_bytes(b"no zip")
+    name = name_of(photos)
     result = run(
-        "predict", photos / "test", "missing.png", photos / "broken.zip", *ASK, "--model", model
+        "predict", name / "test", "missing.png", name / "broken.zip", *ASK, "--model", model
     )
     assert result.exit_code == 1
     report = result.stderr.splitlines()
@@ -284,7 +290,7 @@ def test_a_model_that_moved_is_asked_for(
     copy.mkdir()
     for file in model.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
-    run("learn", photos, "--memory", "other", "--model", copy, "--limit", 2)
+    run("learn", photos, "--memory", "other", "--model", copy, "--limit", 2, "--no-shuffle")
     moved = copy.rename(tmp_path / "moved")
     result = run("predict", photos / "test", "--memory", "other")
     assert result.exit_code == 2

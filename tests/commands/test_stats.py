@@ -32,7 +32,7 @@ def test_table(run: Run, learned: Path) -> None:
 
 @pytest.mark.parametrize("sort", ["examples", "label", "tuned", "original", "weight"])
 def test_sort(run: Run, learned: Path, photos: Path, sort: str) -> None:
-    run("learn", photos, "--memory", learned, "--split", "test", "--limit", 2)
+    run("learn", photos, "--memory", learned, "--split", "test", "--limit", 2, "--no-shuffle")
     labels = json.loads(run("stats", "--memory", learned, "--json", "--sort", sort).stdout)
     values = [label[sort] for label in labels["labels"]]
     assert values == sorted(values, reverse=sort != "label")

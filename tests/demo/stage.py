@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from anytimecl.demo.story import Look
+from anytimecl.demo.story import DemoLook
 
 
 class Quiet:
@@ -29,7 +29,7 @@ class Quiet:
 
         yield step
 
-    def looked(self, looks: Sequence[Look]) -> None:
+    def looked(self, looks: Sequence[DemoLook]) -> None:
         self.rows = len(looks)
 
     def say(self, text: str) -> None:

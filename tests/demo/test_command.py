@@ -20,7 +20,7 @@ def test_it_writes_the_report_the_plot_and_the_numbers_twice(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = backbone.load
-    monkeypatch.setattr(backbone, "load", lambda name: load(model))
+    monkeypatch.setattr(backbone, "load", lambda name, **_: load(model))
     monkeypatch.setattr(anytimecl.demo, "QUICK", PLAN)
     out = tmp_path / "out"
     for _ in range(2):  # the second run clears what the first left

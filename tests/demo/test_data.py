@@ -10,7 +10,7 @@ from PIL import Image
 from anytimecl.demo import data
 
 
-def pixels(examples: list[data.Example]) -> list[bytes]:
+def pixels(examples: list[data.DemoExample]) -> list[bytes]:
     return [example.image.tobytes() for example in examples]
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +52,15 @@ class Server:
 Serve = Callable[..., Server]
 
 
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Start a server; it is gone when the test is."""
+@contextmanager
+def serving(folder: Path) -> Iterator[Serve]:
+    """What starts servers in a folder; they are gone when this ends."""
     with ExitStack() as started:
 
         def begin(*words: object, env: dict[str, str] | None = None) -> Server:
             process = subprocess.Popen(
                 [*COMMAND, "--port", "0", *map(str, words)],
-                cwd=tmp_path,
+                cwd=folder,
                 env={**os.environ, **(env or {})},
                 text=True,
                 stdout=subprocess.PIPE,
@@ -73,8 +73,25 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         yield begin
 
 
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Start a server; it is gone when the test is."""
+    with serving(tmp_path) as begin:
+        yield begin
+
+
+@pytest.fixture(scope="module")
+def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server on a tiny random model, for all tests of a file."""
+    from tests.backbone import tiny
+
+    folder = tmp_path_factory.mktemp("tiny")
+    with serving(folder) as begin:
+        yield begin("--memory", "memory", "--model", tiny.clip(folder / "model"))
+
+
+@contextmanager
+def launched() -> Iterator[Any]:
     """Debian's Chromium. Where there is none the tests fail: they never pass by not running."""
     found = shutil.which("chromium")
     if found is None:
@@ -87,9 +104,16 @@ def browser() -> Iterator[Any]:
     with sync_playwright() as playwright:
         options = ["--no-sandbox"] if os.geteuid() == 0 else []
         options += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
-        started = playwright.chromium.launch(executable_path=found, args=options)
+        started = playwright.chromium.launch(executable_path=found, args=options, timeout=120_000)
         yield started
         started.close()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One for all tests."""
+    with launched() as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.memory.checks import PAGE, assert_sound, filled, flip, overwrite, page_of, record
 
 from anytimecl.errors import StoreError
-from anytimecl.memory import StoreWarning, backup, open_memory, rescue, verify
+from anytimecl.memory import Row, StoreWarning, backup, open_memory, rescue, verify
 from anytimecl.memory.database import FILE
 
 
@@ -25,7 +25,7 @@ def test_a_flipped_bit_in_a_record_is_found_named_and_left_out(tmp_path: Path) -
         with pytest.raises(StoreError, match="Example 17 of the memory is damaged"):
             memory.read([16, 17, 18])
         with pytest.warns(StoreWarning, match="Left out: Example 17 "):
-            good = memory.read_ok(range(1, 51))
+            good = [each[:2] for each in memory.stored(range(1, 51))]
         assert good == [(n, data) for n, data in enumerate(records, 1) if n != 17]
         report = verify(memory)
         assert report.damaged == (17,)
@@ -63,6 +63,29 @@ def test_a_damaged_label_text_is_found(tmp_path: Path) -> None:
         assert set(verify(memory).damaged) >= threes
 
 
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [("content", "digest = 8"), ("source", "name = 'b.jpg'"), ("thumbnail", "data = x'00'")],
+)
+def test_what_is_known_besides_is_left_out_where_it_is_damaged(
+    tmp_path: Path, table: str, change: str
+) -> None:
+    row = Row("cat", b"a cat", content=7, source="a.jpg", thumbnail=b"a picture")
+    with open_memory(tmp_path, create={}) as memory:
+        memory.append_row(row)
+    db = sqlite3.connect(tmp_path / FILE)
+    db.execute(f"UPDATE {table} SET {change}")
+    db.commit()
+    db.close()
+    with open_memory(tmp_path) as memory:
+        with pytest.warns(StoreWarning, match="of example 1 is damaged"):
+            [(_, found)] = memory.rows([1])
+        assert getattr(found, table) is None
+        assert found._replace(**{table: getattr(row, table)}, time=None) == row
+        assert memory.find_content(8) is None
+        assert "of example 1 is damaged" in str(verify(memory))
+
+
 def test_the_labels_survive_the_loss_of_their_page(tmp_path: Path) -> None:
     records = filled(tmp_path, 20)
     db = sqlite3.connect(tmp_path / FILE)
@@ -96,7 +119,7 @@ def test_a_damaged_page_of_the_index_leaves_the_rest_usable(tmp_path: Path) -> N
         ids = list(memory.ids())
         assert [example for example, _ in ids] == list(range(1, 2001))
         with pytest.warns(StoreWarning, match="damaged"):
-            good = dict(memory.read_ok([example for example, _ in ids]))
+            good = {each.id: each.record for each in memory.stored([example for example, _ in ids])}
         assert 1500 < len(good) < 2000
         assert all(good[example] == records[example - 1] for example in good)
         assert set(verify(memory).damaged) == set(range(1, 2001)) - good.keys()
@@ -157,7 +180,7 @@ def test_whatever_is_damaged_nothing_wrong_is_ever_returned(
         with memory:
             report = verify(memory)
             ids = dict(memory.ids())
-            good = dict(memory.read_ok(list(ids)))
+            good = {each.id: each.record for each in memory.stored(list(ids))}
             for example, data in good.items():
                 assert data == record(example, size_of(example))
                 assert ids[example] == f"label {example % 9}"

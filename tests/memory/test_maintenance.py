@@ -13,6 +13,7 @@ from anytimecl.errors import StoreError
 from anytimecl.memory import (
     RamMemory,
     Report,
+    Row,
     backup,
     compact,
     info,
@@ -123,14 +124,15 @@ def test_a_copy_never_replaces_a_memory(tmp_path: Path, copy: object) -> None:
 def test_a_rescue_keeps_everything_of_a_sound_memory(tmp_path: Path) -> None:
     with open_memory(tmp_path / "old", create={"a": "b"}) as memory:
         for n in range(1, 8):
-            memory.append(f"label {n % 2}", record(n, 100 * n), ["x", "y"], f"key {n}")
+            row = Row(f"label {n % 2}", record(n, 100 * n), ["x", "y"], f"key {n}")
+            memory.append_row(row._replace(content=-n, source=f"{n}.jpg", thumbnail=b"small"))
         memory.record_event("consolidate", {"epochs": 1})
         memory.forget([3])
         before = list(memory.events())
-        examples = [memory.example(example) for example, _ in memory.ids()]
+        examples = memory.rows(memory.all_ids())
         assert rescue(memory, tmp_path / "new") == (6, ())
     with open_memory(tmp_path / "new") as memory:
-        assert [memory.example(example) for example, _ in memory.ids()] == examples
+        assert memory.rows(memory.all_ids()) == examples
         *same, last = memory.events()
         assert same == before
         assert (last.kind, last.data) == ("rescue", {"left_out": []})

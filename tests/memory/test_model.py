@@ -18,7 +18,8 @@ RECORDS = st.builds(lambda n, data: data * n, st.sampled_from([1, 97, 1500]), st
 SETS = st.none() | st.lists(LABELS, max_size=3)
 KEYS = st.none() | st.sampled_from(["a", "b", "c", "d"])
 TIMES = st.none() | st.integers(0, 2**50)
-ROWS = st.builds(Row, LABELS, RECORDS, SETS, KEYS, TIMES)
+DIGESTS = st.none() | st.sampled_from([0, 7, -(2**63), 2**63 - 1])
+ROWS = st.builds(Row, LABELS, RECORDS, SETS, KEYS, TIMES, DIGESTS)
 
 
 class Plain:
@@ -89,7 +90,7 @@ class Both(RuleBasedStateMachine):
 
     @rule(row=ROWS)
     def append(self, row: Row) -> None:
-        assert self.memory.append(*row) == self.plain.append(row)
+        assert self.memory.append_row(row) == self.plain.append(row)
 
     @rule(rows=st.lists(ROWS, max_size=5))
     def append_many(self, rows: list[Row]) -> None:
@@ -139,6 +140,11 @@ class Both(RuleBasedStateMachine):
             assert self.memory.example(n) == Example(n, row.label, row.record, candidates, n)
             if row.key is not None:
                 assert self.memory.has_key(row.key) == n
+        for digest in (0, 7, -(2**63), 2**63 - 1, 1):
+            same = [(n, row.label) for n, row in examples.items() if row.content == digest]
+            assert self.memory.find_content(digest) == (same[-1] if same else None)
+        told = {n: row.content for n, row in self.memory.rows(list(examples))}
+        assert told == {n: row.content for n, row in examples.items()}
         assert list(self.memory.labels().items()) == list(self.plain.labels().items())
         assert list(self.memory.events()) == self.plain.events
         assert len(self.memory) == len(examples)

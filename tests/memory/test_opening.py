@@ -16,8 +16,9 @@ from tests.memory.checks import assert_sound, filled
 
 from anytimecl.errors import StoreError
 from anytimecl.memory import Row, StoreWarning, open_memory, schema
-from anytimecl.memory.checks import checksum, text_checksum
+from anytimecl.memory.checks import text_checksum
 from anytimecl.memory.database import FILE
+from anytimecl.memory.records import checksum
 from anytimecl.memory.stream import EXTENT
 
 OWNER = """
@@ -94,8 +95,9 @@ def test_a_reader_in_the_middle_of_things_delays_secure_deletion(
 def test_a_sealed_folder_can_be_read(tmp_path: Path) -> None:
     folder = tmp_path / "memory"
     records = filled(folder, 5)
-    for path in (*tmp_path.parents[:2], tmp_path):
-        path.chmod(0o755)
+    for path in (tmp_path, *tmp_path.parents):
+        if path.stat().st_mode & 0o005 != 0o005:  # somebody else will walk there
+            path.chmod(0o755)
     for path in folder.iterdir():
         path.chmod(0o444)
     folder.chmod(0o555)
@@ -177,6 +179,45 @@ def test_examples_from_before_there_were_times_have_none(
         [(_, new)] = memory.rows([2])
         assert new.time is not None
         assert abs(new.time / 1000 - time.time()) < 60
+        assert_sound(memory)
+
+
+def test_examples_from_before_there_were_digests_have_none(tmp_path: Path) -> None:
+    """A memory of version 2, as that version left it: opened, it goes on with digests."""
+    records = filled(tmp_path, 10)
+    db = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    for table in ("content", "used_key", "source", "thumbnail", "withdrawn"):  # and their indexes
+        db.execute(f"DROP TABLE {table}")
+    db.execute("PRAGMA user_version = 2")
+    db.close()
+    with pytest.raises(StoreError, match="older version 2: open it"):
+        open_memory(tmp_path, read_only=True)
+    with open_memory(tmp_path) as memory:
+        assert schema.version_of(memory.db) == len(schema.MIGRATIONS)
+        assert memory.read(range(1, 11)) == records
+        assert {row.content for _, row in memory.rows(range(1, 11))} == {None}
+        assert memory.find_content(7) is None
+        memory.append("cat", b"a new one", content=7)
+        assert memory.find_content(7) == (11, "cat")
+        assert_sound(memory)
+    with open_memory(tmp_path, read_only=True) as memory:
+        assert memory.find_content(7) == (11, "cat")
+
+
+def test_what_was_known_before_there_were_checksums_of_it_is_believed(tmp_path: Path) -> None:
+    """A memory of version 5, as that version left it."""
+    filled(tmp_path, 2)
+    db = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    for table, column in (("content", "digest"), ("source", "name"), ("thumbnail", "data")):
+        db.execute(f"ALTER TABLE {table} DROP COLUMN crc")
+        value = b"a picture" if table == "thumbnail" else 7 if table == "content" else "a.jpg"
+        db.execute(f"INSERT OR REPLACE INTO {table} (example, {column}) VALUES (1, ?)", (value,))
+    db.execute("PRAGMA user_version = 5")
+    db.close()
+    with open_memory(tmp_path) as memory:
+        [(_, row)] = memory.rows([1])
+        assert (row.content, row.source, row.thumbnail) == (7, "a.jpg", b"a picture")
+        assert memory.find_content(7) is not None
         assert_sound(memory)
 
 

@@ -14,7 +14,17 @@ from safetensors.torch import load_file
 from tests.memory.checks import assert_sound, record
 
 from anytimecl.errors import StoreError
-from anytimecl.memory import Event, Row, Store, StoreWarning, exporting, importing, open_memory
+from anytimecl.memory import (
+    Event,
+    RequestKey,
+    Row,
+    Store,
+    StoreWarning,
+    acts,
+    exporting,
+    importing,
+    open_memory,
+)
 from anytimecl.memory.exporting import export_memory
 from anytimecl.memory.importing import import_into, import_new, read_export
 
@@ -86,6 +96,9 @@ def test_pandas_opens_it(tmp_path: Path) -> None:
         "codec",
         "checksum",
         "record",
+        "content",
+        "source",
+        "thumbnail",
     ]
     first = frame.iloc[0]
     assert (first["id"], first["label"], first["record"]) == (1, "cat", ROWS[0].record)
@@ -144,6 +157,42 @@ def test_an_import_repeated_adds_nothing(tmp_path: Path) -> None:
         assert_sound(memory)
     with open_memory(tmp_path / "a") as memory:  # even into the memory that it came from
         assert import_into(export, memory) == (0, 22)
+
+
+def test_an_image_that_is_there_keeps_its_label(tmp_path: Path) -> None:
+    row = Row("cat", b"record", None, "upload 1", content=77)
+    with open_memory(tmp_path / "a", create=META) as memory:
+        example = memory.append_row(row)
+        exported(tmp_path / "a", tmp_path / "out")
+        with memory.writing():  # it is taught again, as another request
+            acts.move(memory, [example], "dog", keys=[None])
+    export = read_export(tmp_path / "out")
+    with open_memory(tmp_path / "b", create=META) as memory:
+        memory.append_row(row._replace(label="okapi", key=None))
+    for folder, label in (("a", "dog"), ("b", "okapi")):
+        with open_memory(tmp_path / folder) as memory:
+            assert import_into(export, memory) == (0, 1)
+            assert memory.copies(77) == [(1, label)]
+
+
+def test_all_that_is_known_besides_comes_along(tmp_path: Path) -> None:
+    key = RequestKey("upload-17", b"a cat")
+    with open_memory(tmp_path / "a", create=META) as memory:
+        memory.append_row(Row("cat", b"1", None, None, 5, -7, "cat.jpg", b"small picture"))
+        memory.forget([memory.append("dog", b"2", key=key)])
+        expected, used = contents(memory), memory.used_key(key)
+    exported(tmp_path / "a", tmp_path / "out")
+    import_new(read_export(tmp_path / "out"), tmp_path / "b")
+    with open_memory(tmp_path / "b") as memory:
+        assert contents(memory) == expected
+        assert memory.used_key(key) == used
+        assert_sound(memory)
+    about = json.loads((tmp_path / "out" / "memory.json").read_text())
+    del about["used_keys"]  # as older exports are
+    (tmp_path / "out" / "memory.json").write_text(json.dumps(about))
+    import_new(read_export(tmp_path / "out"), tmp_path / "c")
+    with open_memory(tmp_path / "c") as memory:
+        assert memory.used_key(key) is None
 
 
 def rows_of(export: importing.Export) -> list[Row]:

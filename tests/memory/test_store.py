@@ -11,7 +11,7 @@ import pytest
 from tests.memory.checks import assert_sound, on_disk, record
 
 from anytimecl.errors import StoreError
-from anytimecl.memory import Event, Example, RamMemory, Row, Store, open_memory
+from anytimecl.memory import Event, Example, RamMemory, Row, Store, open_memory, vocabulary
 
 
 @pytest.fixture(params=["file", "ram"])
@@ -31,7 +31,7 @@ def test_an_example_comes_back_as_it_was_given(memory: Store) -> None:
     assert memory.example(first) == Example(first, "cat", b"one", None, first)
     assert memory.example(second) == Example(second, "dog", b"two", ("dog", "cat"), second)
     assert memory.read([second, first, second]) == [b"two", b"one", b"two"]
-    assert memory.candidates([first, second]) == [None, ("dog", "cat")]
+    assert [each.candidates for each in memory.stored([first, second])] == [None, ("dog", "cat")]
     assert list(memory.ids()) == [(first, "cat"), (second, "dog")]
     assert len(memory) == 2
     assert_sound(memory)
@@ -44,6 +44,46 @@ def test_any_size_is_stored(memory: Store, size: int) -> None:
     memory.records.cache.clear()
     assert memory.read(ids) == [data] * 3
     assert_sound(memory)
+
+
+def test_the_newest_example_with_a_digest_is_found_until_it_is_forgotten(memory: Store) -> None:
+    assert memory.find_content(5) is None
+    first = memory.append("cat", b"one", content=5)
+    second = memory.append("dog", b"one", content=5)
+    memory.append("dog", b"two", content=-6)
+    assert memory.find_content(5) == (second, "dog")
+    memory.forget([second])
+    assert memory.find_content(5) == (first, "cat")
+    memory.forget([first])
+    assert memory.find_content(5) is None
+    assert memory.find_content(-6) == (3, "dog")
+    assert_sound(memory)
+
+
+def test_a_forgotten_digest_is_not_on_the_disk(tmp_path: Path) -> None:
+    digest = 0x1234567890ABCDEF
+    with open_memory(tmp_path, create={}) as memory:
+        for number in range(20):
+            memory.append("cat", b"one", content=digest if number == 9 else number)
+        memory.forget([10])
+    assert digest.to_bytes(8, "big") not in on_disk(tmp_path)
+    with open_memory(tmp_path) as memory:
+        memory.append("cat", b"one", content=digest)
+    assert digest.to_bytes(8, "big") in on_disk(tmp_path)  # or the test would see nothing
+
+
+@pytest.mark.parametrize("where", ["file", "ram"])
+def test_what_had_to_make_room_is_told_with_its_record(where: str, tmp_path: Path) -> None:
+    made = RamMemory({}, cap=2) if where == "ram" else open_memory(tmp_path, create={}, cap=2)
+    with made as memory:
+        for number in range(2):
+            memory.append("cat", b"%d" % number, content=number)
+            assert memory.evicted == {}
+        memory.append("cat", b"2", content=2)
+        assert memory.evicted == {1: b"0"}
+        assert memory.find_content(0) is None
+        memory.append("dog", b"3")
+        assert memory.evicted == {2: b"1"}
 
 
 def test_labels_come_in_order_of_first_appearance(memory: Store) -> None:
@@ -108,11 +148,11 @@ def test_candidates_are_stored_once(memory: Store) -> None:
     ids = [memory.append("cat", b"x", candidates) for candidates in (many, ["a"], many, ["a"])]
     stored = memory.db.execute("SELECT count(*) FROM candidates").fetchone()[0]
     assert stored == 2
-    assert memory.candidates(ids) == [tuple(many), ("a",)] * 2
+    assert [each.candidates for each in memory.stored(ids)] == [tuple(many), ("a",)] * 2
     memory.forget([ids[1], ids[3]])
     stored = memory.db.execute("SELECT count(*) FROM candidates").fetchone()[0]
     assert stored == 1
-    assert memory.candidates([memory.append("cat", b"x", ["a"])]) == [("a",)]
+    assert memory.example(memory.append("cat", b"x", ["a"])).candidates == ("a",)
 
 
 def test_a_missing_example_is_named(memory: Store) -> None:
@@ -120,7 +160,7 @@ def test_a_missing_example_is_named(memory: Store) -> None:
     with pytest.raises(StoreError, match="no example 7"):
         memory.read([1, 7])
     with pytest.raises(StoreError, match="no example 7"):
-        memory.candidates([7])
+        memory.example(7)
     assert memory.forget([7]) == 0
     assert [event.kind for event in memory.events()] == ["learn"]
 
@@ -269,3 +309,13 @@ def test_a_forked_child_may_not_use_it(tmp_path: Path) -> None:
 def test_a_cap_is_at_least_one(cap: int) -> None:
     with pytest.raises(StoreError, match="at least 1"):
         RamMemory(cap=cap)
+
+
+def test_sets_of_candidates_do_not_fill_the_ram(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary, "LABELS_IN_RAM", 10)
+    with RamMemory() as memory:
+        sets = [tuple(f"label {n} {m}" for m in range(3)) for n in range(8)]
+        ids = [memory.append(some[0], b"record", some) for some in sets]
+        for _ in range(2):
+            assert [each.candidates for each in memory.stored(ids)] == sets
+            assert sum(map(len, memory.vocabulary._sets.values())) <= 10

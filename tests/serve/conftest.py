@@ -21,13 +21,14 @@ from tests import helpers
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.serve.app import create_app
 from anytimecl.serve.engine import Engine
-from anytimecl.serve.label_studio import Studio
+from anytimecl.serve.memories import Memories
 from anytimecl.serve.options import Options
 from anytimecl.serve.server import make_server
-from anytimecl.serve.tokens import Tokens
+from anytimecl.serve.studio_files import LabelStudio
+from anytimecl.serve.tokens import AccessTokens
 
 READ, WRITE = "a token that may only read", "a token that may read and write"
-TOKENS = Tokens({READ: "read", WRITE: "write"})
+TOKENS = AccessTokens({READ: "read", WRITE: "write"})
 
 
 def png(number: int) -> bytes:
@@ -53,6 +54,7 @@ class Service:
     app: ASGIApp
     engine: Engine
     client: TestClient
+    memories: Memories
 
     def learn(self, number: int, label: str, **options: Any) -> dict[str, Any]:
         response = self.client.post("/v1/learn", json={"image": text(number), "label": label})
@@ -64,24 +66,36 @@ Make = Callable[..., Service]
 
 
 def make_engine(folder: Path | None, **limits: Any) -> Engine:
-    classifier = AnytimeClassifier.open(folder, model=helpers.model(), settings=helpers.settings())
-    return Engine(classifier, replace(Options(), **limits))
+    return Engine(open_tiny(folder), replace(Options(), **limits))
+
+
+def open_tiny(folder: Path | None) -> AnytimeClassifier:
+    return AnytimeClassifier.open(folder, model=helpers.model(), settings=helpers.settings())
+
+
+def make_memories(folder: Path | None, others: Path | None = None, **limits: Any) -> Memories:
+    """With `others`, any number of memories in that folder."""
+    return Memories(make_engine(folder, **limits), others, open_tiny)
 
 
 @contextmanager
 def opened(
-    folder: Path | None, tokens: Tokens, studio: Studio | None = None, **limits: Any
+    folder: Path | None,
+    tokens: AccessTokens,
+    studio: LabelStudio | None = None,
+    others: Path | None = None,
+    **limits: Any,
 ) -> Iterator[Service]:
-    engine = make_engine(folder, **limits)
-    app = create_app(engine, tokens, studio)
+    memories = make_memories(folder, others, **limits)
+    app = create_app(memories, tokens, studio)
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
-        yield Service(app, engine, client)
+        yield Service(app, memories.default, client, memories)
 
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
     """Open to this machine, in a folder."""
-    with opened(tmp_path / "memory", Tokens({})) as made:
+    with opened(tmp_path / "memory", AccessTokens({})) as made:
         yield made
 
 
@@ -99,6 +113,7 @@ class Running:
     port: int
     engine: Engine
     stop: Callable[[], None]
+    connections: Callable[[], int]  # how many are open
 
     @property
     def url(self) -> str:
@@ -109,10 +124,12 @@ class Running:
 
 
 @contextmanager
-def running(folder: Path | None, tokens: Tokens, **limits: Any) -> Iterator[Running]:
+def running(
+    folder: Path | None, tokens: AccessTokens, others: Path | None = None, **limits: Any
+) -> Iterator[Running]:
     """In a thread; it has stopped when this ends."""
-    engine = make_engine(folder, **limits)
-    server = make_server(create_app(engine, tokens), engine, "127.0.0.1", 0)
+    memories = make_memories(folder, others, **limits)
+    server = make_server(create_app(memories, tokens), memories, "127.0.0.1", 0)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -125,7 +142,12 @@ def running(folder: Path | None, tokens: Tokens, **limits: Any) -> Iterator[Runn
             thread.join(60)
         assert not thread.is_alive()
 
+    def connections() -> int:
+        return len(server.server_state.connections)
+
     try:
-        yield Running(server.servers[0].sockets[0].getsockname()[1], engine, stop)
+        yield Running(
+            server.servers[0].sockets[0].getsockname()[1], memories.default, stop, connections
+        )
     finally:
         stop()

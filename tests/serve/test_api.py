@@ -13,12 +13,15 @@ from tests import helpers
 from tests.serve.conftest import Service, opened, png, text
 
 from anytimecl.classifier import AnytimeClassifier
-from anytimecl.prediction import NONE_OF_THESE
+from anytimecl.labels import NONE_OF_THESE
 from anytimecl.serve.app import create_app
+from anytimecl.serve.assets import ASSETS
 from anytimecl.serve.engine import Engine
+from anytimecl.serve.fair import Ticket
+from anytimecl.serve.memories import Memories
 from anytimecl.serve.options import Options
-from anytimecl.serve.tokens import Tokens
-from anytimecl.student import Student
+from anytimecl.serve.tokens import AccessTokens
+from anytimecl.trainer import Trainer
 
 
 def test_predicts_as_the_classifier_does(service: Service) -> None:
@@ -67,7 +70,8 @@ def test_without_labels_it_chooses_among_all_learned(service: Service) -> None:
 
 def test_none_of_these_is_an_answer(service: Service) -> None:
     service.learn(1, "cat")
-    asked = {"images": [text(1)], "labels": ["cat", "dog"], "threshold": 0}
+    # Another picture: one that was taught is known again, whatever the threshold.
+    asked = {"images": [text(2)], "labels": ["cat", "dog"], "threshold": 0}
     assert service.client.post("/v1/predict", json=asked).json()["predictions"][0]["label"] == (
         NONE_OF_THESE
     )
@@ -100,7 +104,8 @@ def test_a_retried_lesson_is_learned_once(service: Service) -> None:
         for _ in range(2)
     )
     assert not first.json()["repeated"]
-    assert second.json() == {**first.json(), "repeated": True, "before": None}
+    told = {"repeated": True, "event": None, "before": None}
+    assert second.json() == {**first.json(), **told}
     assert len(service.engine.classifier) == 1
     other = service.client.post(
         "/v1/learn", json={**asked, "label": "dog"}, headers={"Idempotency-Key": "upload"}
@@ -128,10 +133,10 @@ def test_retries_at_the_same_moment_teach_once(service: Service) -> None:
 
 
 def test_candidates_go_with_the_lesson(service: Service) -> None:
-    for label in ("cat", "dog"):
-        asked = {"image": text(1), "label": label, "candidates": ["lynx", "cat"]}
+    for number, label in enumerate(("cat", "dog")):
+        asked = {"image": text(number), "label": label, "candidates": ["lynx", "cat"]}
         told = service.client.post("/v1/learn", json=asked).json()
-        [kept] = service.engine.classifier.memory.candidates([told["id"]])
+        kept = service.engine.classifier.memory.example(told["id"]).candidates
         assert kept is not None
         assert set(kept) == {label, "lynx", "cat"}  # the label itself is among them
 
@@ -160,27 +165,28 @@ def test_forgets_a_label_even_with_a_slash(service: Service) -> None:
     assert [item["label"] for item in service.client.get("/v1/labels").json()["labels"]] == ["dog"]
 
 
-def test_pictures_live_as_long_as_the_process(tmp_path: Path) -> None:
-    with opened(tmp_path, Tokens({})) as first:
+def test_pictures_that_no_memory_keeps_live_as_long_as_the_process(tmp_path: Path) -> None:
+    with opened(tmp_path, AccessTokens({})) as first:
         told = first.learn(1, "cat")
         picture = first.client.get(f"/v1/examples/{told['id']}/thumbnail")
-        assert picture.headers["content-type"] == "image/jpeg"
-        assert picture.content.startswith(b"\xff\xd8\xff")
+        assert picture.headers["content-type"] == "image/webp"
+        assert picture.content[8:12] == b"WEBP"
         assert first.client.get("/v1/examples").json()["examples"][0]["thumbnail"] is True
-    with opened(tmp_path, Tokens({})) as second:
+    with opened(tmp_path, AccessTokens({})) as second:
         [shown] = second.client.get("/v1/examples").json()["examples"]
-        assert shown == {"id": told["id"], "label": "cat", "thumbnail": False}
+        assert (shown["id"], shown["label"], shown["thumbnail"]) == (told["id"], "cat", False)
 
 
-def test_the_gallery_is_bounded() -> None:
-    with opened(None, Tokens({}), thumbnails=3) as service:
-        ids = [service.learn(number, "cat")["id"] for number in range(5)]
+def test_pictures_in_ram_are_bounded() -> None:
+    with opened(None, AccessTokens({}), thumbnails=3) as service:
+        for number in range(5):
+            service.learn(number, "cat")
         shown = service.client.get("/v1/examples").json()["examples"]
-        assert [item["id"] for item in shown] == ids[:1:-1]
+        assert [item["thumbnail"] for item in shown] == [True, True, True, False, False]
 
 
 def test_stats_tell_outcomes_and_survive_a_restart(tmp_path: Path) -> None:
-    with opened(tmp_path, Tokens({})) as first:
+    with opened(tmp_path, AccessTokens({})) as first:
         befores = [first.learn(number, label)["before"] for number, label in
                    ((1, "cat"), (2, "dog"), (3, "cat"))]  # fmt: skip
         told = first.client.get("/v1/stats").json()
@@ -189,7 +195,7 @@ def test_stats_tell_outcomes_and_survive_a_restart(tmp_path: Path) -> None:
     ]
     assert told["accuracy"]["tuned"] == pytest.approx(sum(b["tuned"] for b in befores) / 3)
     assert {item["label"]: item["examples"] for item in told["labels"]} == {"cat": 2, "dog": 1}
-    with opened(tmp_path, Tokens({})) as second:
+    with opened(tmp_path, AccessTokens({})) as second:
         again = second.client.get("/v1/stats").json()
     assert again == told
 
@@ -214,15 +220,15 @@ def test_lessons_wait_for_a_consolidation_and_predictions_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     let_go, entered = threading.Event(), threading.Event()
-    keep = Student.consolidate
+    keep = Trainer.consolidate
 
-    def slowly(self: Student, *args: object) -> None:
+    def slowly(self: Trainer, *args: object) -> None:
         entered.set()
         assert let_go.wait(60)
         keep(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Student, "consolidate", slowly)
-    with opened(None, Tokens({}), learn_seconds=0.3) as service:
+    monkeypatch.setattr(Trainer, "consolidate", slowly)
+    with opened(None, AccessTokens({}), learn_seconds=0.3) as service:
         service.learn(1, "cat")
         job = service.client.post("/v1/consolidate").json()["id"]
         assert entered.wait(60)
@@ -253,7 +259,7 @@ def test_too_many_changes_are_refused_and_none_is_lost(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(AnytimeClassifier, "learn_tokens", slowly)
     statuses: list[int] = []
-    with opened(None, Tokens({}), learn_waiting=2) as service:
+    with opened(None, AccessTokens({}), learn_waiting=2) as service:
 
         def send(number: int) -> None:
             asked = {"image": text(number), "label": "cat"}
@@ -275,7 +281,7 @@ def test_too_many_changes_are_refused_and_none_is_lost(monkeypatch: pytest.Monke
 
 
 def test_too_many_images_are_refused() -> None:
-    with opened(None, Tokens({}), encode_waiting=2) as service:
+    with opened(None, AccessTokens({}), encode_waiting=2) as service:
         asked = {"images": [text(1)] * 3, "labels": ["a"]}
         refused = service.client.post("/v1/predict", json=asked)
         assert refused.status_code == 429
@@ -283,11 +289,12 @@ def test_too_many_images_are_refused() -> None:
 
 
 def test_new_labels_hold_up_nobody_who_asks_about_known_ones() -> None:
-    with opened(None, Tokens({}), name_waiting=2) as service:
+    with opened(None, AccessTokens({}), name_waiting=2) as service:
         known = {"images": [text(1)], "labels": ["cat", "dog"]}
         assert service.client.post("/v1/predict", json=known).status_code == 200
         let_go = threading.Event()
-        service.engine.names.submit(lambda: let_go.wait(60))  # somebody's long list
+        long = [(32, lambda: let_go.wait(60))]  # somebody's list of many
+        service.engine.intake.names.submit(Ticket("somebody"), long)
         new = {"images": [text(1)], "labels": ["cat", "lynx"]}
         answers: list[int] = []
 
@@ -296,7 +303,7 @@ def test_new_labels_hold_up_nobody_who_asks_about_known_ones() -> None:
 
         waiting = threading.Thread(target=ask)
         waiting.start()
-        while not len(service.engine.names):
+        while not len(service.engine.intake.names):
             time.sleep(0.01)
         assert service.client.post("/v1/predict", json=known).status_code == 200
         assert answers == []
@@ -313,10 +320,10 @@ def test_health_readiness_and_metrics(service: Service) -> None:
     told = service.client.get("/metrics").text
     for line in (
         "anytimecl_steps_total 1.0",
-        "anytimecl_examples 1.0",
+        'anytimecl_examples{memory="default"} 1.0',
         'anytimecl_queue{of="images"} 0.0',
         'anytimecl_request_seconds_count{method="POST",route="/v1/learn",status="200"} 1.0',
-        'anytimecl_accuracy_before_update{model="tuned"} 1.0',
+        'anytimecl_accuracy_before_update{memory="default",model="tuned"} 1.0',
         "anytimecl_encode_batch_images_count 2.0",
     ):
         assert line in told.splitlines()
@@ -330,7 +337,8 @@ def test_the_page_loads_nothing_from_elsewhere(service: Service) -> None:
     assert page.headers["content-type"].startswith("text/html")
     for name in ("page.css", "page.js", "icon.svg"):
         assert name in page.text
-        found = service.client.get(f"/{name}")
+    for path in ASSETS:
+        found = service.client.get(path)
         assert found.status_code == 200
         hosts = found.text.replace("http://www.w3.org/", "")
         assert "http://" not in hosts
@@ -356,9 +364,28 @@ def test_a_memory_of_images_learns_images() -> None:
         model=helpers.model(), settings=helpers.settings(codec="image")
     )
     engine = Engine(classifier, Options())
-    with TestClient(create_app(engine, Tokens({})), base_url="http://localhost") as client:
+    with TestClient(
+        create_app(Memories(engine), AccessTokens({})), base_url="http://localhost"
+    ) as client:
         told = client.post("/v1/learn", json={"image": text(1), "label": "cat"})
         assert told.status_code == 200, told.text
         assert client.get("/v1/stats").json()["keeps_images"] is True
         record = classifier.memory.example(told.json()["id"]).record
         assert png(1) in record
+
+
+def test_a_memory_of_one_label_answers_about_others(service: Service) -> None:
+    """However many examples the one label has: at the eighth the pool is weighed anew."""
+    for number in range(9):
+        service.learn(number, "cat")
+        asked = {"images": [text(20)], "labels": ["cat", "dog"]}
+        answer = service.client.post("/v1/predict", json=asked)
+        assert answer.status_code == 200, number
+        assert sum(one["blended"] for one in answer.json()["predictions"][0]["scores"]) > 0
+
+
+def test_files_of_the_page_do_not_count_against_the_rate() -> None:
+    with opened(None, AccessTokens({}), burst=2, per_second=0.001) as service:
+        assert {service.client.get(path).status_code for path in sorted(ASSETS)} == {200}
+        asked = [service.client.get("/v1/stats").status_code for _ in range(3)]
+        assert asked == [200, 200, 429]

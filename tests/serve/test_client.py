@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import socket
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,14 +15,14 @@ from tests import helpers
 from tests.serve.conftest import READ, TOKENS, WRITE, png, running
 
 from anytimecl import AnytimeError, Client
-from anytimecl.client import ServiceError
-from anytimecl.serve.tokens import Tokens
+from anytimecl.client import AsyncClient, ServiceError
+from anytimecl.serve.tokens import AccessTokens
 
 
 def test_everything_that_a_client_does(tmp_path: Path) -> None:
     file = tmp_path / "a.png"
     file.write_bytes(png(1))
-    with running(None, Tokens({})) as server:
+    with running(None, AccessTokens({})) as server:
         client = Client(server.url)
         first = client.predict(file, ["cat", "dog"])
         assert first.tuned == {"cat": None, "dog": None}
@@ -28,6 +34,7 @@ def test_everything_that_a_client_does(tmp_path: Path) -> None:
         two = client.predict([png(1), file], top_k=1)
         expected = server.engine.classifier.predict(helpers.picture(1))
         for answer in two:
+            assert not isinstance(answer, ServiceError)
             assert answer.label == expected.label
             assert answer.probability == pytest.approx(expected.probability)
             assert len(answer.probabilities) == 1
@@ -39,7 +46,7 @@ def test_everything_that_a_client_does(tmp_path: Path) -> None:
 
 
 def test_errors_are_the_service_s_own_words() -> None:
-    with running(None, Tokens({})) as server:
+    with running(None, AccessTokens({})) as server:
         client = Client(server.url)
         with pytest.raises(ServiceError, match="cannot read image") as error:
             client.learn(b"no image", "cat")
@@ -66,7 +73,7 @@ def test_tokens() -> None:
 
 
 def test_who_is_told_to_wait_waits_and_asks_again() -> None:
-    with running(None, Tokens({}), per_second=2.0, burst=1) as server:
+    with running(None, AccessTokens({}), per_second=2.0, burst=1) as server:
         patient = Client(server.url)
         assert [patient.stats()["examples"] for _ in range(3)] == [0, 0, 0]
         hasty = Client(server.url, patience=0)
@@ -80,3 +87,141 @@ def test_who_is_told_to_wait_waits_and_asks_again() -> None:
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(ServiceError, match="An address looks like"):
         Client(url)
+
+
+class Flaky:
+    """A server that closes so many connections without an answer, then answers."""
+
+    def __init__(self, failures: int, answer: bytes = b'{"forgotten": 1}') -> None:
+        self.asked: list[bytes] = []
+        self._failures, self._answer = failures, answer
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._socket.accept()
+                with connection:
+                    self.asked.append(connection.recv(100_000))
+                    if len(self.asked) > self._failures:
+                        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(self._answer)}\r\n\r\n"
+                        connection.sendall(head.encode() + self._answer)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for a service that is away is cut short; waits it asks for are kept."""
+    keep = time.sleep
+    monkeypatch.setattr(
+        "anytimecl.client._wire.time.sleep", lambda wait: keep(wait if wait >= 0.9 else 0.01)
+    )
+
+
+def test_what_is_lost_on_the_way_is_sent_again_with_the_same_key() -> None:
+    flaky = Flaky(3, b'{"id": 1, "label": "cat", "repeated": false}')
+    assert Client(flaky.url).learn(png(1), "cat").id == 1
+    keys = {re.search(rb"Idempotency-Key: (\w+)", asked)[1] for asked in flaky.asked}  # type: ignore[index]
+    assert (len(flaky.asked), len(keys)) == (4, 1)
+    flaky.close()
+
+
+def test_what_cannot_be_repeated_is_sent_once() -> None:
+    flaky = Flaky(1)
+    with pytest.raises(ServiceError, match="does not answer"):
+        Client(flaky.url).forget(example_id=1)
+    assert len(flaky.asked) == 1
+    flaky.close()
+
+
+def test_retries_end() -> None:
+    flaky = Flaky(99)
+    with pytest.raises(ServiceError, match="does not answer"):
+        Client(flaky.url, retries=2).stats()
+    assert len(flaky.asked) == 3
+    flaky.close()
+
+
+def test_the_async_client_does_the_same(tmp_path: Path) -> None:
+    async def use(url: str) -> None:
+        async with AsyncClient(url, connections=4) as client:
+            [one, two] = await asyncio.gather(
+                client.learn(png(1), "cat", key="k"), client.learn(png(2), "dog")
+            )
+            assert {one.id, two.id} == {1, 2}
+            answers = await asyncio.gather(*(client.predict(png(n)) for n in range(6)))
+            assert {answer.label for answer in answers} <= {"cat", "dog"}
+            good, bad = await client.predict([png(1), b"no image"])
+            assert not isinstance(good, ServiceError)
+            assert isinstance(bad, ServiceError)
+            assert [told.state for told in await client.learn_many([(png(3), "cat", "m")])] == [
+                "learned"
+            ]
+            assert await client.labels() == {"cat": 2, "dog": 1}
+            job = await client.consolidate(pause=0.01)
+            assert [found.id for found in await client.jobs()] == [job.id]
+            assert (await client.job(job.id)).over
+            with pytest.raises(ServiceError, match="is over"):
+                await client.cancel(job.id)
+            assert await client.forget(label="cat") == 2
+            assert (await client.stats())["examples"] == 1
+
+    with running(None, AccessTokens({})) as server:
+        asyncio.run(use(server.url))
+
+
+def put(folder: Path, **files: bytes) -> None:
+    for name, data in files.items():
+        label, _, number = name.partition("_")
+        (folder / label).mkdir(parents=True, exist_ok=True)
+        (folder / label / f"{number}.png").write_bytes(data)
+
+
+def test_a_folder_is_streamed_and_a_second_time_nothing_is_taught(tmp_path: Path) -> None:
+    put(tmp_path, cat_1=png(1), cat_2=png(2), dog_1=png(3), dog_2=b"no image", dog_3=png(4))
+    (tmp_path / "cat" / "notes.txt").write_text("no image either")
+    with running(None, AccessTokens({})) as server:
+        client = Client(server.url)
+        first = list(client.learn_folder(tmp_path, batch=2))
+        assert [(one.file, one.label, one.state) for one in first] == [
+            ("cat/1.png", "cat", "learned"), ("cat/2.png", "cat", "learned"),
+            ("dog/1.png", "dog", "learned"), ("dog/2.png", "dog", "refused"),
+            ("dog/3.png", "dog", "learned"),
+        ]  # fmt: skip
+        again = list(client.learn_folder(tmp_path))
+        assert [one.state for one in again] == [
+            "repeated", "repeated", "repeated", "refused", "repeated",
+        ]  # fmt: skip
+        assert client.labels() == {"cat": 2, "dog": 2}
+        told = dict(client.predict_folder(tmp_path, batch=2))
+        assert [type(one).__name__ for one in told.values()] == [
+            "Answer", "Answer", "Answer", "ServiceError", "Answer",
+        ]  # fmt: skip
+        with pytest.raises(ServiceError, match="no folder"):
+            list(client.learn_folder(tmp_path / "nowhere"))
+
+
+def test_a_batch_that_is_too_large_is_sent_in_parts(tmp_path: Path) -> None:
+    put(tmp_path, cat_1=png(1), cat_2=png(2), cat_3=png(3))
+    with running(None, AccessTokens({}), upload_bytes=2 * len(png(1)) * 4 // 3 + 1000) as server:
+        found = list(Client(server.url).learn_folder(tmp_path))
+        assert [one.state for one in found] == ["learned"] * 3
+
+
+def test_a_folder_on_an_event_loop(tmp_path: Path) -> None:
+    put(tmp_path, cat_1=png(1), dog_1=png(2))
+
+    async def work(url: str) -> tuple[list[str], list[str]]:
+        async with AsyncClient(url) as client:
+            taught = [one.state async for one in client.learn_folder(tmp_path, batch=1)]
+            asked = [name async for name, _ in client.predict_folder(tmp_path)]
+            return taught, asked
+
+    with running(None, AccessTokens({})) as server:
+        assert asyncio.run(work(server.url)) == (
+            ["learned", "learned"], ["cat/1.png", "dog/1.png"]
+        )  # fmt: skip

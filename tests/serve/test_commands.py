@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from anytimecl.cli import app
 from anytimecl.commands.watch import Watcher
 from anytimecl.memory import open_memory
-from anytimecl.serve.tokens import Tokens
+from anytimecl.serve.tokens import AccessTokens
 
 Run = Callable[..., Result]
 
@@ -93,7 +93,7 @@ def test_watch_needs_one_to_teach(run: Run) -> None:
 
 def test_watch_teaches_a_service(run: Run) -> None:
     put(Path("in"), "cat/1.png", 1)
-    with running(None, Tokens({})) as server:
+    with running(None, AccessTokens({})) as server:
         result = run("watch", "in", "--url", server.url, "--every", "0.05", "--once")
         assert result.exit_code == 0, result.output
         assert server.engine.classifier.memory.labels() == {"cat": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import re
 import shutil
@@ -10,9 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from anytimecl.cli import app
+from anytimecl.serve.server import GRACE
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINER = ROOT / "Containerfile"
@@ -56,3 +60,32 @@ def test_the_document_names_only_options_that_there_are(options: set[str]) -> No
     assert len(lines) >= 3
     for line in lines:
         assert set(re.findall(r" (--[a-z-]+)", line)) <= options, line
+
+
+def test_the_unit_starts_what_there_is(options: set[str]) -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(ROOT / "anytimecl.service")
+    service = unit["Service"]
+    words = service["ExecStart"].split()
+    assert words[0].endswith("/anytimecl")
+    assert words[1] == "serve"
+    assert {word for word in words if word.startswith("--")} <= options
+    assert int(service["TimeoutStopSec"]) > GRACE  # what was begun is answered first
+    assert "-HUP" in service["ExecReload"]
+
+
+def test_settings_of_the_environment_are_known() -> None:
+    known = {option.envvar for option in get_command(app).commands["serve"].params}  # type: ignore[attr-defined]
+    for name in ("anytimecl.service", "compose.yaml", "docs/serve.md"):
+        found = re.findall(r"\bANYTIMECL_SERVE_[A-Z_]*[A-Z]", (ROOT / name).read_text())
+        assert found, name
+        assert set(found) <= known, name
+
+
+def test_the_compose_file_starts_what_there_is(options: set[str]) -> None:
+    told = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["anytimecl"]
+    assert {word for word in told["command"] if word.startswith("--")} <= options
+    assert told["volumes"] == ["memory:/memory"]
+    assert told["build"]["dockerfile"] == CONTAINER.name
+    assert all(port.startswith("127.0.0.1:") for port in told["ports"])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from tests.serve.conftest import Service, opened, png, text
 
-from anytimecl.serve.label_studio import Studio
+from anytimecl.serve import studio_files
 from anytimecl.serve.problems import Problem
-from anytimecl.serve.tokens import Tokens
+from anytimecl.serve.studio_files import LabelStudio
+from anytimecl.serve.tokens import AccessTokens
 
 CONFIG = """
 <View>
@@ -47,7 +50,17 @@ class Files(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.seen.append((self.path, self.headers.get("Authorization")))  # type: ignore[attr-defined]
-        if self.path == "/data/upload/1.png":
+        if self.path == "/data/large.png":
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):  # nobody reads all of it
+                self.wfile.write(bytes(studio_files.PICTURE_BYTES + 1))
+        elif self.path == "/data/cut.png":
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b"short")
+        elif self.path in ("/data/upload/1.png", "/data/my%20cat.png", "/data/gr%C3%B6%C3%9Fe.png"):
             self.send_response(200)
             self.end_headers()
             self.wfile.write(png(1))
@@ -98,25 +111,93 @@ def test_predicts_tasks(service: Service) -> None:
     assert bad["result"] == []
 
 
-def test_learns_an_annotation_once_and_its_correction_as_well(service: Service) -> None:
-    def send(*choices: str, action: str = "ANNOTATION_CREATED") -> list[Any]:
-        event = annotation(INLINE, *choices, action=action)
-        response = service.client.post("/label-studio/webhook", json=event)
-        assert response.status_code == 201, response.text
-        return list(response.json()["learned"])
+def told(service: Service, *choices: str, action: str, **more: Any) -> dict[str, Any]:
+    """Send a message; what became of it."""
+    event = annotation(INLINE, *choices, action=action)
+    event["annotation"].update(more)
+    response = service.client.post("/label-studio/webhook", json=event)
+    assert response.status_code == 201, response.text
+    return dict(response.json())
 
-    assert send("cat") == [{"id": 1, "label": "cat", "repeated": False}]
-    assert send("cat") == [{"id": 1, "label": "cat", "repeated": True}]
-    [learned] = send("dog", action="ANNOTATION_UPDATED")
-    assert (learned["label"], learned["repeated"]) == ("dog", False)
-    assert send("dog", action="ANNOTATIONS_DELETED") == []
-    assert send() == []
-    assert service.engine.classifier.memory.labels() == {"cat": 1, "dog": 1}
+
+def test_learns_an_annotation_once(service: Service) -> None:
+    first = told(service, "cat", action="ANNOTATION_CREATED")
+    assert first["learned"] == [{"id": 1, "label": "cat", "repeated": False}]
+    again = told(service, "cat", action="ANNOTATION_CREATED")
+    assert again["learned"] == [{"id": 1, "label": "cat", "repeated": True}]
+    assert told(service, action="ANNOTATION_CREATED")["learned"] == []
+    assert told(service, "dog", action="TASK_CREATED")["learned"] == []
+    assert service.engine.classifier.memory.labels() == {"cat": 1}
+
+
+def test_an_updated_annotation_relabels(service: Service) -> None:
+    told(service, "cat", action="ANNOTATION_CREATED")
+    for label, before in (("dog", "cat"), ("cat", "dog"), ("dog", "cat")):  # and back again
+        [changed] = told(service, label, action="ANNOTATION_UPDATED")["relabelled"]
+        assert (changed["id"], changed["label"], changed["before"]) == (1, label, before)
+        assert service.engine.classifier.memory.labels() == {label: 1}
+        assert told(service, label, action="ANNOTATION_UPDATED")["relabelled"] == []  # a retry
+
+
+def test_an_update_of_what_was_never_told_is_learned(service: Service) -> None:
+    made = told(service, "dog", action="ANNOTATION_UPDATED", updated_at="2031-05-01T10:00:00Z")
+    assert [one["label"] for one in made["learned"]] == ["dog"]
+    assert service.engine.classifier.memory.labels() == {"dog": 1}
+
+
+@pytest.mark.parametrize("how", ["ANNOTATIONS_DELETED", "ANNOTATION_UPDATED"])
+def test_a_deleted_or_emptied_annotation_is_forgotten(service: Service, how: str) -> None:
+    told(service, "cat", action="ANNOTATION_CREATED")
+    other = annotation(f"data:image/png;base64,{text(2)}", "cat")
+    other["annotation"]["id"] = 111  # it begins like 11, and is another
+    assert service.client.post("/label-studio/webhook", json=other).status_code == 201
+    if how == "ANNOTATION_UPDATED":
+        gone = told(service, action=how)
+    else:
+        event = {"action": how, "annotations": [{"id": 11}, {"id": 5}, {}], "project": {"id": 3}}
+        gone = service.client.post("/label-studio/webhook", json=event).json()
+    assert gone["forgotten"] == 1
+    assert list(service.engine.classifier.memory.ids()) == [(2, "cat")]
+
+
+def test_odd_addresses_fail_alone(studio: Any) -> None:
+    url = f"http://127.0.0.1:{studio.server_port}"
+    odd = ["/data/my cat.png", "/data/größe.png", "http://[::1/x", "/a\x00b.png", "http://x:y/",
+           "/data/\ud800.png", "http://evil/x", "", "/data/large.png", "/data/cut.png"]  # fmt: skip
+    tasks = [{"id": at, "data": {"photo": photo}} for at, photo in enumerate(odd)]
+    tasks.append({"id": 99, "data": {"photo": "/data/upload/1.png"}})
+    with opened(None, AccessTokens({}), LabelStudio(url, "key")) as service:
+        asked = json.dumps({"tasks": tasks, "label_config": CONFIG})
+        headers = {"content-type": "application/json"}
+        answer = service.client.post("/label-studio/predict", content=asked, headers=headers)
+    assert answer.status_code == 200, answer.text
+    found = [bool(one["result"]) for one in answer.json()["results"]]
+    assert found == [True, True, *[False] * 8, True]
+    paths = {path for path, _ in studio.seen}
+    assert {"/data/my%20cat.png", "/data/gr%C3%B6%C3%9Fe.png"} <= paths
+
+
+def test_all_pictures_together_have_a_limit(studio: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    each = len(png(1))
+    monkeypatch.setattr(studio_files, "ALL_BYTES", int(2.5 * each))
+    tasks = [{"id": at, "data": {"photo": "/data/upload/1.png"}} for at in range(5)]
+    with opened(
+        None, AccessTokens({}), LabelStudio(f"http://127.0.0.1:{studio.server_port}")
+    ) as service:
+        asked = {"tasks": tasks, "label_config": CONFIG}
+        answer = service.client.post("/label-studio/predict", json=asked)
+    assert answer.status_code == 200
+    assert sum(bool(one["result"]) for one in answer.json()["results"]) == 2
+
+
+def test_pictures_that_come_too_slowly_are_given_up() -> None:
+    with pytest.raises(Problem, match="too slowly"):
+        studio_files.Allowance(seconds=-1).take(1)
 
 
 def test_fetches_pictures_from_its_label_studio(studio: Any) -> None:
     url = f"http://127.0.0.1:{studio.server_port}"
-    with opened(None, Tokens({}), Studio(url, "the key")) as service:
+    with opened(None, AccessTokens({}), LabelStudio(url, "the key")) as service:
         for photo in ("/data/upload/1.png", f"{url}/data/upload/1.png"):
             event = annotation(photo, "cat")
             assert service.client.post("/label-studio/webhook", json=event).status_code == 201
@@ -134,7 +215,9 @@ def test_fetches_pictures_from_its_label_studio(studio: Any) -> None:
      "http://user@evil/x", "gopher://x", "/moved", "", None, 5],
 )  # fmt: skip
 def test_fetches_nothing_else(studio: Any, photo: Any) -> None:
-    with opened(None, Tokens({}), Studio(f"http://127.0.0.1:{studio.server_port}", "key")) as made:
+    with opened(
+        None, AccessTokens({}), LabelStudio(f"http://127.0.0.1:{studio.server_port}", "key")
+    ) as made:
         response = made.client.post("/label-studio/webhook", json=annotation(photo, "cat"))
         assert response.status_code == 422
         assert not [path for path, _ in studio.seen if path != "/moved"]
@@ -157,7 +240,7 @@ def test_interfaces_that_cannot_be_answered(service: Service, config: str) -> No
 
 
 def test_addresses_are_joined_with_care() -> None:
-    studio = Studio("https://ls.example/base")
+    studio = LabelStudio("https://ls.example/base")
     assert studio.resolve("/data/x.png") == "https://ls.example/data/x.png"
     assert studio.resolve("x.png") == "https://ls.example/base/x.png"
     for address in ("https://ls.example.evil/x", "http://ls.example/x", "https://ls.example:8/x"):

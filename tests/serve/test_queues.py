@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from anytimecl.serve.encoder import Encoder
+from anytimecl.serve.fair import Ticket
 from anytimecl.serve.problems import Busy, Problem
 from anytimecl.serve.turns import Turns
 
@@ -33,10 +34,10 @@ class Held:
 def test_what_waits_goes_together_and_each_gets_its_own() -> None:
     trunk = Held()
     encoder = Encoder(trunk, batch=4, waiting=16)
-    futures = encoder.submit([torch.tensor([0.0])])
+    futures = encoder.submit(Ticket("me"), [torch.tensor([0.0])])
     assert trunk.entered.acquire(timeout=60)  # alone, since nobody else was there
     for value in range(1, 8):
-        futures += encoder.submit([torch.tensor([float(value)])])
+        futures += encoder.submit(Ticket("me"), [torch.tensor([float(value)])])
     trunk.gate.release(10)
     assert [float(future.result(60)) for future in futures] == [value + 1 for value in range(8)]
     assert trunk.batches == [1, 4, 3]
@@ -55,10 +56,12 @@ def order(lessons: int, questions: int) -> list[list[float]]:
         return pixels
 
     encoder = Encoder(trunk, batch=4, waiting=99)
-    encoder.submit([torch.zeros(1)])
+    encoder.submit(Ticket("me"), [torch.zeros(1)])
     assert entered.acquire(timeout=60)  # the rest waits
-    encoder.submit([torch.tensor([1.0 + number]) for number in range(questions)])
-    encoder.submit([torch.tensor([100.0 + number]) for number in range(lessons)], lesson=True)
+    for number in range(questions):
+        encoder.submit(Ticket("me"), [torch.tensor([1.0 + number])])
+    for number in range(lessons):
+        encoder.submit(Ticket("me"), [torch.tensor([100.0 + number])], lesson=True)
     gate.release(99)
     encoder.close()
     return batches[1:]
@@ -73,11 +76,11 @@ def test_lessons_have_a_quarter_and_what_is_left() -> None:
 def test_images_are_taken_all_or_none() -> None:
     trunk = Held()
     encoder = Encoder(trunk, batch=1, waiting=2)
-    first = encoder.submit([torch.zeros(1)])
+    first = encoder.submit(Ticket("me"), [torch.zeros(1)])
     assert trunk.entered.acquire(timeout=60)
-    encoder.submit([torch.zeros(1)])
+    encoder.submit(Ticket("me"), [torch.zeros(1)])
     with pytest.raises(Busy) as refused:
-        encoder.submit([torch.zeros(1)] * 2)
+        encoder.submit(Ticket("me"), [torch.zeros(1)] * 2)
     assert int(refused.value.headers["retry-after"]) >= 1
     assert len(encoder) == 1
     trunk.gate.release(10)
@@ -88,9 +91,12 @@ def test_images_are_taken_all_or_none() -> None:
 def test_a_cancelled_image_is_passed_over() -> None:
     trunk = Held()
     encoder = Encoder(trunk, batch=4, waiting=16)
-    encoder.submit([torch.zeros(1)])
+    encoder.submit(Ticket("me"), [torch.zeros(1)])
     assert trunk.entered.acquire(timeout=60)
-    [gone], [kept] = encoder.submit([torch.zeros(1)]), encoder.submit([torch.ones(1)])
+    [gone], [kept] = (
+        encoder.submit(Ticket("me"), [torch.zeros(1)]),
+        encoder.submit(Ticket("me"), [torch.ones(1)]),
+    )
     assert gone.cancel()
     trunk.gate.release(10)
     assert float(kept.result(60)) == 2.0
@@ -105,7 +111,10 @@ def test_a_failing_trunk_fails_its_batch_and_no_other() -> None:
         return pixels
 
     encoder = Encoder(trunk, batch=1, waiting=4)
-    [bad], [good] = encoder.submit([-torch.ones(1)]), encoder.submit([torch.ones(1)])
+    [bad], [good] = (
+        encoder.submit(Ticket("me"), [-torch.ones(1)]),
+        encoder.submit(Ticket("me"), [torch.ones(1)]),
+    )
     assert isinstance(bad.exception(60), RuntimeError)
     assert float(good.result(60)) == 1.0
     encoder.close()
@@ -114,13 +123,13 @@ def test_a_failing_trunk_fails_its_batch_and_no_other() -> None:
 def test_closing_finishes_what_waits() -> None:
     trunk = Held()
     encoder = Encoder(trunk, batch=1, waiting=8)
-    futures = encoder.submit([torch.zeros(1)] * 3)
+    futures = encoder.submit(Ticket("me"), [torch.zeros(1)] * 3)
     trunk.gate.release(10)
     encoder.close()
     assert all(future.done() for future in futures)
     assert not encoder.alive
     with pytest.raises(Problem) as refused:
-        encoder.submit([torch.zeros(1)])
+        encoder.submit(Ticket("me"), [torch.zeros(1)])
     assert refused.value.status == 503
 
 
@@ -170,3 +179,27 @@ def test_an_error_ends_a_turn_and_not_the_thread() -> None:
     assert isinstance(bad.exception(60), ZeroDivisionError)
     assert turns.submit(lambda: 5).result(60) == 5
     turns.close()
+
+
+def test_images_of_large_requests_go_a_few_at_a_time_in_turn_with_others() -> None:
+    batches: list[list[float]] = []
+    gate, entered = threading.Semaphore(0), threading.Semaphore(0)
+
+    def trunk(pixels: Tensor) -> Tensor:
+        batches.append(pixels.flatten().tolist())
+        entered.release()
+        assert gate.acquire(timeout=60)
+        return pixels
+
+    encoder = Encoder(trunk, batch=4, waiting=99, bulk=2)
+    encoder.submit(Ticket("a"), [torch.zeros(1)])
+    assert entered.acquire(timeout=60)  # the rest waits
+    encoder.submit(Ticket("a"), [torch.tensor([100.0 + number]) for number in range(7)])
+    for number in range(6):
+        encoder.submit(Ticket("a"), [torch.tensor([1.0 + number])])
+    encoder.submit(Ticket("a"), [torch.tensor([200.0])], lesson=True)
+    gate.release(99)
+    encoder.close()
+    assert batches[1:] == [
+        [100, 101], [200, 1, 2, 3], [102, 103], [4, 5, 6], [104, 105], [106],
+    ]  # fmt: skip

@@ -20,10 +20,11 @@ from anytimecl.codec import make_codec
 from anytimecl.errors import StoreError
 from anytimecl.serve.app import create_app
 from anytimecl.serve.engine import Engine
+from anytimecl.serve.memories import Memories
 from anytimecl.serve.options import Options
 from anytimecl.serve.problems import Busy
 from anytimecl.serve.records import RECORDS
-from anytimecl.serve.tokens import Tokens
+from anytimecl.serve.tokens import AccessTokens
 
 MODEL = helpers.model()
 CODEC = make_codec("tokens-fp32", MODEL.spec, MODEL.tail)
@@ -70,10 +71,10 @@ def test_candidates_count_as_in_a_lesson(service: Service) -> None:
 
 def test_a_key_teaches_once_also_after_a_restart(tmp_path: Path) -> None:
     asked = batch(example(0), example(1), example(0))
-    with opened(tmp_path, Tokens({})) as service:
+    with opened(tmp_path, AccessTokens({})) as service:
         told = service.client.post("/v1/records", json=asked)
         assert states(told) == ["learned", "learned", "repeated"]
-    with opened(tmp_path, Tokens({})) as service:
+    with opened(tmp_path, AccessTokens({})) as service:
         told = service.client.post("/v1/records", json=batch(example(1), example(2)))
         assert states(told) == ["repeated", "learned"]
         assert [one["id"] for one in told.json()["examples"]] == [2, 3]
@@ -82,10 +83,11 @@ def test_a_key_teaches_once_also_after_a_restart(tmp_path: Path) -> None:
 
 def test_a_key_is_the_same_for_images_and_records(service: Service) -> None:
     service.client.post("/v1/records", json=batch(example(0, label="cat")))
-    # Not even an image: it is not looked at.
+    # Not even an image: it is not looked at, since its key has taught something else.
     asked = {"image": "AAAA", "label": "cat"}
-    told = service.client.post("/v1/learn", json=asked, headers={"Idempotency-Key": "k0"}).json()
-    assert (told["id"], told["repeated"]) == (1, True)
+    told = service.client.post("/v1/learn", json=asked, headers={"Idempotency-Key": "k0"})
+    assert told.status_code == 409
+    assert "with other content, for example 1" in told.json()["detail"]
 
 
 def test_what_is_refused_is_told_and_does_not_stop_the_others(service: Service) -> None:
@@ -133,7 +135,9 @@ def test_another_model_or_codec_is_409_with_the_way_out(
 def test_a_memory_of_images_takes_none() -> None:
     chosen = helpers.settings(codec="image")
     engine = Engine(AnytimeClassifier.open(model=MODEL, settings=chosen), Options())
-    with TestClient(create_app(engine, Tokens({})), base_url="http://localhost") as client:
+    with TestClient(
+        create_app(Memories(engine), AccessTokens({})), base_url="http://localhost"
+    ) as client:
         told = client.post("/v1/records", json=batch(example(0), codec="image"))
         assert told.status_code == 409
         assert "send images to /v1/learn" in told.json()["detail"]
@@ -173,13 +177,13 @@ def test_it_writes(closed: Service) -> None:
 
 
 def test_a_request_has_its_bytes() -> None:
-    with opened(None, Tokens({}), upload_bytes=1000) as service:
+    with opened(None, AccessTokens({}), upload_bytes=1000) as service:
         assert service.client.post("/v1/records", json=batch(example(0))).status_code == 413
 
 
 def test_no_room_is_429_and_nothing_is_taken_on() -> None:
     go = threading.Event()
-    with opened(None, Tokens({}), learn_waiting=1) as service:
+    with opened(None, AccessTokens({}), learn_waiting=1) as service:
         turns = service.engine.turns
         turns.submit(lambda: go.wait(60))
         while len(turns):
@@ -194,7 +198,7 @@ def test_no_room_is_429_and_nothing_is_taken_on() -> None:
 
 def test_whoever_waits_too_long_takes_it_all_back() -> None:
     go = threading.Event()
-    with opened(None, Tokens({}), learn_seconds=0.1) as service:
+    with opened(None, AccessTokens({}), learn_seconds=0.1) as service:
         service.engine.turns.submit(lambda: go.wait(60))
         told = service.client.post("/v1/records", json=batch(example(0)))
         assert told.status_code == 429
@@ -231,7 +235,7 @@ def test_a_batch_that_takes_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> No
         return keep(self, *args, **options)
 
     monkeypatch.setattr(AnytimeClassifier, "learn_compressed", slowly)
-    with opened(None, Tokens({}), learn_seconds=0.2) as service:
+    with opened(None, AccessTokens({}), learn_seconds=0.2) as service:
         told = service.client.post("/v1/records", json=batch(example(0), example(1)))
         assert states(told) == ["learned", "later"]
 
@@ -244,7 +248,7 @@ def test_a_failing_disk_refuses_no_record(
     def full(*args: object, **options: object) -> None:
         raise StoreError("The disk of /srv/memory is full.")
 
-    monkeypatch.setattr(service.engine.classifier.memory, "append", full)
+    monkeypatch.setattr(service.engine.classifier.memory, "append_row", full)
     told = service.client.post("/v1/records", json=batch(example(0)))
     assert told.status_code == 503
     assert "/srv" not in told.text

@@ -6,19 +6,24 @@ import base64
 import io
 import json
 import re
+import select
 import struct
 import zlib
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
-from tests.serve.conftest import READ, TOKENS, WRITE, Service, bearer, opened, png, text
+from pydantic import ValidationError
+from tests.serve.conftest import READ, TOKENS, WRITE, Service, bearer, opened, png, running, text
 
+from anytimecl.client import Client
 from anytimecl.errors import AnytimeError, StoreError
 from anytimecl.serve.guard import SECURITY
+from anytimecl.serve.records import RecordsAsked
 from anytimecl.serve.schemas import IMAGES, LABELS
 from anytimecl.serve.server import check_binding
-from anytimecl.serve.tokens import Tokens
+from anytimecl.serve.tokens import AccessTokens
 
 LEARN = {"image": text(1), "label": "cat"}
 
@@ -31,7 +36,7 @@ def operations(service: Service) -> list[tuple[str, str]]:
 
 
 OPEN = {"/healthz", "/readyz"}
-READS = {"/v1/predict", "/label-studio/predict", "/label-studio/setup"}
+READS = {"/v1/predict", "/v1/examples/like", "/label-studio/predict", "/label-studio/setup"}
 
 
 def test_nothing_without_a_token(closed: Service) -> None:
@@ -51,7 +56,7 @@ def test_nothing_without_a_token(closed: Service) -> None:
 def test_a_reading_token_writes_nothing(closed: Service) -> None:
     checked = 0
     for method, path in [*operations(closed), ("PUT", "/v1/labels"), ("POST", "/no/such/path")]:
-        if method == "GET" or path in READS:
+        if method == "GET" or path.replace("/memories/1", "") in READS:
             continue
         assert closed.client.request(method, path, headers=bearer(READ)).status_code == 403
         checked += 1
@@ -94,13 +99,13 @@ def test_paths_lead_to_no_file(service: Service, path: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
 def test_off_this_machine_only_with_tokens(host: str) -> None:
     with pytest.raises(AnytimeError, match="no token is set"):
-        check_binding(host, Tokens({}))
+        check_binding(host, AccessTokens({}))
     check_binding(host, TOKENS)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
 def test_on_this_machine_without(host: str) -> None:
-    check_binding(host, Tokens({}))
+    check_binding(host, AccessTokens({}))
 
 
 def test_a_foreign_page_cannot_teach(service: Service) -> None:
@@ -117,6 +122,18 @@ def test_a_foreign_page_cannot_teach(service: Service) -> None:
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "[::1", ""])
 def test_a_foreign_name_for_this_machine_is_refused(service: Service, host: str) -> None:
     assert service.client.get("/v1/stats", headers={"Host": host}).status_code == 403
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_a_foreign_page_cannot_even_ask(service: Service, site: str) -> None:
+    """It could not read the answer, but have a whole memory copied, or every place to listen."""
+    headers = {"Sec-Fetch-Site": site}
+    for path in ("/v1/stats", "/v1/backup", "/v1/events", "/metrics"):
+        assert service.client.get(path, headers=headers).status_code == 403
+    for path in ("/", "/docs", "/healthz"):  # a link may lead here
+        assert service.client.get(path, headers=headers).status_code == 200
+    own = {"Sec-Fetch-Site": "same-origin"}
+    assert service.client.get("/v1/stats", headers=own).status_code == 200
 
 
 def test_other_origins_get_no_permission(service: Service) -> None:
@@ -140,14 +157,14 @@ def test_every_answer_carries_the_security_headers(service: Service) -> None:
 
 
 def test_a_large_upload_is_refused_by_its_head() -> None:
-    with opened(None, Tokens({}), upload_bytes=1000) as service:
+    with opened(None, AccessTokens({}), upload_bytes=1000) as service:
         response = service.client.post("/v1/learn", json={"image": "A" * 2000, "label": "x"})
         assert response.status_code == 413
         assert response.headers["connection"] == "close"
 
 
 def test_a_large_upload_is_refused_as_it_comes() -> None:
-    with opened(None, Tokens({}), upload_bytes=1000) as service:
+    with opened(None, AccessTokens({}), upload_bytes=1000) as service:
         parts = (b" " * 400 for _ in range(10))  # chunked: no length is told
         headers = {"Content-Type": "application/json"}
         response = service.client.post("/v1/learn", content=parts, headers=headers)
@@ -155,14 +172,88 @@ def test_a_large_upload_is_refused_as_it_comes() -> None:
 
 
 def test_all_uploads_together_are_bounded() -> None:
-    with opened(None, Tokens({}), uploads_bytes=500) as service:
+    with opened(None, AccessTokens({}), uploads_bytes=500) as service:
         response = service.client.post("/v1/learn", json=LEARN)
         assert response.status_code == 429
-        assert service.app._uploading == 0  # type: ignore[attr-defined]
+        assert not service.app._uploading  # type: ignore[attr-defined]
+
+
+def test_who_uploads_much_and_slowly_keeps_nobody_else_out() -> None:
+    limits = {"upload_bytes": 640_000, "uploads_bytes": 1_000_000, "upload_seconds": 60.0}
+    with running(None, AccessTokens({}), **limits) as server:
+        head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        held = [server.connect() for _ in range(2)]
+        for connection in held:
+            connection.sendall(f"{head}Content-Length: 600000\r\n\r\n".encode() + b" " * 500_000)
+        client = Client(server.url, patience=0)
+        answered = select.select(held, [], [], 30)[0]
+        assert [one.recv(4000)[:12] for one in answered] == [b"HTTP/1.1 429"]  # there is one left
+        for number in range(3):
+            assert client.predict(png(number), ["cat", "dog"]).label in ("cat", "dog")
+        for connection in held:
+            connection.close()
+
+
+def test_the_last_of_the_room_is_for_other_clients() -> None:
+    limits = {"upload_bytes": 640_000, "uploads_bytes": 200_000, "upload_seconds": 60.0}
+    with running(None, TOKENS, **limits) as server:
+        head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += f"Authorization: Bearer {READ}\r\nContent-Length: 40000\r\n\r\n"
+        held = [server.connect() for _ in range(5)]
+        for connection in held:
+            connection.sendall(head.encode() + b" " * 39_000)
+        answered = select.select(held, [], [], 30)[0]
+        assert [one.recv(4000)[:12] for one in answered] == [b"HTTP/1.1 429"]
+        client = Client(server.url, token=WRITE, patience=0)
+        assert client.predict(png(1), ["cat", "dog"]).label in ("cat", "dog")
+        for connection in held:
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"images": ["eA=="], "labels": [' + b"[]," * 200_000 + b"[]]}",
+        b'{"images": ["eA=="], "labels": [' + b'"a",' * 400_000 + b'"a"]}',
+        b'{"images": ["eA=="]' + b"".join(b', "%d" : 1' % n for n in range(11_000)) + b"}",
+    ],
+)
+def test_json_of_nothing_but_parts_is_not_even_parsed(service: Service, body: bytes) -> None:
+    """Of 32 MiB of it the parser makes gigabytes, and nobody is answered meanwhile."""
+    headers = {"Content-Type": "application/json"}
+    for path in ("/v1/predict", "/v1/learn/batch", "/v1/records", "/label-studio/webhook"):
+        response = service.client.post(path, content=body, headers=headers)
+        assert response.status_code == 413, path
+        assert "more parts" in response.json()["detail"]
+
+
+def test_a_thousand_wrong_labels_are_one_error(service: Service) -> None:
+    one = {"key": "k", "label": "cat", "record": "eA==", "candidates": [1] * 2_000}
+    asked = {"fingerprint": "a", "codec": "b", "examples": [one] * 3}
+    with pytest.raises(ValidationError) as refused:
+        RecordsAsked.model_validate_json(json.dumps(asked), strict=True)
+    assert refused.value.error_count() == 3
+    assert service.client.post("/v1/records", json=asked).status_code == 422
+
+
+def test_large_files_need_no_disk(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be full, or not there at all."""
+
+    def full(*args: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    monkeypatch.setattr("tempfile.SpooledTemporaryFile.rollover", full)
+    out = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (900, 900, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(out, "PNG")
+    assert len(out.getvalue()) > 2_000_000
+    form: dict[str, Any] = {"files": {"image": ("a.png", out.getvalue())}, "data": {"label": "x"}}
+    assert service.client.post("/v1/learn", **form).status_code == 200
 
 
 def test_one_client_asks_so_often_and_no_oftener() -> None:
-    with opened(None, Tokens({}), per_second=0.001, burst=3) as service:
+    with opened(None, AccessTokens({}), per_second=0.001, burst=3) as service:
         statuses = [service.client.get("/v1/stats").status_code for _ in range(5)]
         assert statuses == [200, 200, 200, 429, 429]
         assert service.client.get("/healthz").status_code == 200
@@ -290,7 +381,7 @@ def test_hostile_files_are_refused_and_teach_nothing(service: Service, name: str
 def test_more_pixels_than_allowed() -> None:
     out = io.BytesIO()
     Image.new("RGB", (200, 200)).save(out, "PNG")
-    with opened(None, Tokens({}), pixels=10_000) as service:
+    with opened(None, AccessTokens({}), pixels=10_000) as service:
         response = service.client.post(
             "/v1/learn", files={"image": out.getvalue()}, data={"label": "x"}
         )
@@ -367,7 +458,7 @@ def test_a_failing_disk_is_told_without_paths(
     def full(*args: object, **options: object) -> None:
         raise StoreError("The disk of /srv/memory is full.")
 
-    monkeypatch.setattr(service.engine.classifier.memory, "append", full)
+    monkeypatch.setattr(service.engine.classifier.memory, "append_row", full)
     response = service.client.post("/v1/learn", json=LEARN)
     assert response.status_code == 503
     assert "/srv" not in response.text

@@ -9,7 +9,7 @@ import pytest
 
 from anytimecl.errors import AnytimeError
 from anytimecl.serve import tokens as module
-from anytimecl.serve.tokens import Tokens, read_tokens
+from anytimecl.serve.tokens import AccessTokens, read_tokens
 
 LONG = "0123456789abcdef"
 
@@ -18,10 +18,10 @@ def test_from_a_file_and_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(f"# of the team\n\nread {LONG}-r\nwrite {LONG}-w\n")
     known = read_tokens(file, {"ANYTIMECL_READ_TOKEN": f"{LONG}-e", "ANYTIMECL_WRITE_TOKEN": " "})
-    found = [known.scope(f"Bearer {LONG}-{end}") for end in "rwex"]
-    assert found == ["read", "write", "read", None]
-    assert known.scope("") is None
-    assert known.scope(f"{LONG}-w") is None  # not a bearer
+    found = [known.find(f"Bearer {LONG}-{end}") for end in "rwex"]
+    assert [one and one.right for one in found] == ["read", "write", "read", None]
+    assert known.find("") is None
+    assert known.find(f"{LONG}-w") is None  # not a bearer
 
 
 def test_none_at_all() -> None:
@@ -30,8 +30,9 @@ def test_none_at_all() -> None:
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [("", "no tokens"), ("admin 0123456789abcdef", "line 1"), ("write short", "at least 16"),
-     ("read", "line 1")],
+    [("", "no tokens"), ("owner 0123456789abcdef", "line 1"), ("write short", "at least 16"),
+     ("read", "line 1"), ("admin 0123456789abcdef me memories=cats", "admin is for all"),
+     ("read 0123456789abcdef memories=../up", "names of memories")],
 )  # fmt: skip
 def test_files_that_are_wrong(tmp_path: Path, content: str, told: str) -> None:
     file = tmp_path / "tokens"
@@ -56,9 +57,9 @@ def test_every_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatc
             return hmac.compare_digest(one, two)
 
     monkeypatch.setattr(module, "hmac", Watched)
-    known = Tokens({f"{LONG}-1": "read", f"{LONG}-2": "write", f"{LONG}-3": "read"})
+    known = AccessTokens({f"{LONG}-1": "read", f"{LONG}-2": "write", f"{LONG}-3": "read"})
     for given in (f"Bearer {LONG}-1", "Bearer x", ""):
         compared.clear()
-        known.scope(given)
+        known.find(given)
         assert len(compared) == 3  # none ends the search early
         assert {len(value) for pair in compared for value in pair} == {32}  # lengths do not leak
