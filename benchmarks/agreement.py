@@ -34,11 +34,9 @@ from torch import Tensor
 from anytimecl.backbone import Spec, load
 from anytimecl.blend import blend
 from anytimecl.codec import make_codec
-from anytimecl.learner import LearnerConfig
-from anytimecl.light import Precision
-from anytimecl.settings import Settings
+from anytimecl.settings import LearnerConfig, Precision, Settings
 from anytimecl.stream import StreamLearner
-from anytimecl.tail import Seen
+from anytimecl.tail import TailInput
 
 CODEC = "attention-pca"
 BLENDS = (Settings().blend, "tuned")
@@ -53,7 +51,7 @@ class Packed(NamedTuple):
     tail: dict[str, Tensor]
     names: list[str]
     vectors: Tensor  # [label, dim]
-    examples: dict[str, Seen]  # by split
+    examples: dict[str, TailInput]  # by split
     targets: dict[str, list[int]]
 
 
@@ -98,7 +96,7 @@ def unpack(file: Path, device: str) -> Packed:
         whole, ends = tensors[f"{split}.bytes"].numpy(), tensors[f"{split}.lengths"].cumsum(0)
         records = [part.tobytes() for part in np.split(whole, ends[:-1].numpy())]
         found = codec.decode(records, device)
-        assert isinstance(found, Seen)
+        assert isinstance(found, TailInput)
         examples[split] = found
     return Packed(
         spec,
@@ -133,7 +131,9 @@ def run(packed: Packed, seed: int, precision: Precision) -> dict[str, float | st
         for name in BLENDS:
             right[name] += int((blend(name, opinions).argmax(1) == targets[part]).sum())
     accuracies = {name: 100 * count / len(targets) for name, count in right.items()}
-    return {"precision": "bfloat16" if stream.learner.light else "float32"} | accuracies
+    return {
+        "precision": "bfloat16" if getattr(stream.learner, "copies", None) else "float32"
+    } | accuracies
 
 
 def show(out: Path) -> None:

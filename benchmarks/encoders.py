@@ -1,12 +1,12 @@
-"""Tuned CLIP, tuned DINOv2 and the blend of three models, side by side as examples arrive.
+"""Tuned CLIP, tuned DINOv2 and the pool of all their experts, side by side as examples arrive.
 
     python -m benchmarks.encoders DATA [--tasks cifar100,pets,resisc12] [--seeds 0,1,2]
                                   [--device cuda] [--validation] [--per-class 5] [--out FILE]
 
-DATA is the folder of data sets, each NAME.zip or NAME/. Every example is scored by all three
+DATA is the folder of data sets, each NAME.zip or NAME/. Every example is scored by all
 models, then learned by both tuned ones, in one random order a seed. After 2, 4, 8, 16, 32, 64 and
-100 % of them each column answers the whole test split or, with --validation, a fifth of the
-training split that nobody learned from. Prints a table a task, mean over seeds; --out keeps every
+100 % of them each column answers the whole test split or, with --validation, the training images
+that the lab holds out. Prints a table a task, mean over seeds; --out keeps every
 figure as a line of JSON.
 """
 
@@ -25,21 +25,22 @@ from torch import Tensor
 
 from anytimecl import backbone as backbones
 from anytimecl.backbone import Backbone
-from anytimecl.bench.data import Split, open_set
-from anytimecl.bench.features import features
-from anytimecl.bench.scenarios import capped, data_incremental
-from anytimecl.bench.world import chunks, resident
-from anytimecl.blend import Estimates as PairEstimates
-from anytimecl.learner import Learner
-from anytimecl.scale.blend import BLENDS, Estimates, Panel, blend, softness
+from anytimecl.blend import POOL, Opinions, blend
+from anytimecl.model import Model
+from anytimecl.pool import weigh
 from anytimecl.scale.encoder import ENCODER, EncoderStream, LayerRates, join
 from anytimecl.settings import Settings
 from anytimecl.stream import StreamLearner
-from anytimecl.tail import Seen
+from anytimecl.tail import TailInput
+from anytimecl_lab.data import Split, open_set
+from anytimecl_lab.examples import chunks, resident
+from anytimecl_lab.features import features
+from anytimecl_lab.recipe import Recipe
+from anytimecl_lab.scenarios import data_incremental
+from anytimecl_lab.studio import Studio
 
-MODELS = ("original", "tuned CLIP", "tuned DINOv2")
-HELD_OUT = 5  # one training image in so many, for validation
-HELD_SEED = 0
+JOINING = ("tuned", "gaussian")  # experts of DINOv2 in the pool of all
+PAIR, THREE = "CLIP, pool", "three, pool"
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class Side:
     """One encoder's view of a task."""
 
     model: Backbone
-    train: Tensor | Seen
-    asked: Tensor | Seen
+    train: Tensor | TailInput
+    asked: Tensor | TailInput
 
 
 @dataclass(frozen=True)
@@ -63,34 +64,22 @@ class Task:
     dino: Side
 
 
-class Scored(PairEstimates):
-    """Estimates that keep what they were told, in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.told: list[tuple[bool, bool]] = []  # tuned, original
-
-    def add(self, label: str, *, tuned: bool, original: bool) -> None:
-        super().add(label, tuned=tuned, original=original)
-        self.told.append((tuned, original))
-
-
 def parts(
     name: str, data: Path, validation: bool, per_class: int | None
 ) -> tuple[Split, list[int], Split, list[int]]:
-    """What is learned and what is asked: a split and the images of it, twice."""
-    task = open_set(name, data)
-    assert task.train is not None, f"{name} has no training images"
-    if not validation:
-        learned = capped(task.train.labels, per_class, HELD_SEED)
-        return task.train, learned, task.test, capped(task.test.labels, per_class, HELD_SEED)
-    order = np.random.default_rng(HELD_SEED).permutation(len(task.train)).tolist()
-    held = len(order) // HELD_OUT
-    learned = sorted(order[held:])
-    kept = capped([task.train.labels[i] for i in learned], per_class, HELD_SEED)
-    asked = sorted(order[:held])
-    some = capped([task.train.labels[i] for i in asked], per_class, HELD_SEED)
-    return task.train, [learned[k] for k in kept], task.train, [asked[k] for k in some]
+    """What is learned and what is asked, as the lab has it: a split and images of it, twice."""
+    recipe = Recipe(
+        "encoders",
+        "",
+        "data-incremental",
+        (name,),
+        (),
+        per_class=per_class,
+        per_class_test=per_class,
+    )
+    studio = Studio(recipe, data, validation=validation)
+    learned, asked = studio.train[name], studio.test[name]
+    return learned.split, list(learned.chosen), asked.split, list(asked.chosen)
 
 
 def prepare(
@@ -102,7 +91,7 @@ def prepare(
     vectors = clip.embed_labels(names)
 
     def side(model: Backbone) -> Side:
-        def take(where: Split, chosen: list[int]) -> Tensor | Seen:
+        def take(where: Split, chosen: list[int]) -> Tensor | TailInput:
             tokens = features(where, model, chosen)
             return resident([tokens[chosen]], model.spec, str(model.device))
 
@@ -120,78 +109,62 @@ def prepare(
 
 
 @torch.no_grad()
-def said(learner: Learner, asked: Tensor | Seen, vectors: Tensor, original: bool) -> Tensor:
-    """Probabilities [image, label]."""
-    rows = torch.full((len(vectors),), -1, device=vectors.device)
-    found = [
-        learner.original_logits(part, vectors)
-        if original
-        else learner.tuned_logits(part, vectors, rows)
-        for part in chunks(asked)
-    ]
-    return torch.cat(found).softmax(1)
-
-
-def stages(task: Task, seed: int, rates: LayerRates | None = None) -> Iterator[tuple[str, Panel]]:
-    """Learn the stream; after each stage, what all three models say."""
+def stages(
+    task: Task, seed: int, rates: LayerRates | None = None
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Learn the stream; after each stage, what every reading says [image, label]."""
     settings = Settings(seed=seed)
-    streams: list[StreamLearner] = [
-        StreamLearner(
-            task.clip.model.spec,
-            task.clip.model.tail,
-            settings,
-            task.clip.train,
-            task.labels,
-            task.vectors,
-        ),
-        EncoderStream(
-            task.dino.model.spec,
-            task.dino.model.tail,
-            replace(settings, learner=ENCODER),
-            task.dino.train,
-            task.labels,
-            task.vectors,
-            rates,
-        ),
-    ]
-    estimates = Estimates(MODELS)
+    clip = StreamLearner(
+        task.clip.model.spec,
+        task.clip.model.tail,
+        settings,
+        task.clip.train,
+        task.labels,
+        task.vectors,
+        prior=task.clip.model.prior,
+    )
+    dino = EncoderStream(
+        task.dino.model.spec,
+        task.dino.model.tail,
+        replace(settings, learner=ENCODER),
+        task.dino.train,
+        task.labels,
+        task.vectors,
+        rates=rates,
+    )
     vectors = torch.stack([task.vectors[name] for name in task.names])
     for stage in data_incremental(len(task.labels), seed):
-        told = []
-        for stream in streams:
-            stream.estimates = Scored()
+        for stream in (clip, dino):
             stream.learn(stage.examples)
-            told.append(stream.estimates.told)
-        for example, (tuned, original), (dino, _) in zip(stage.examples, *told, strict=True):
-            flags = (original, tuned, dino)
-            estimates.add(task.labels[example], dict(zip(MODELS, flags, strict=True)))
-        clip, dino_learner = (stream.learner for stream in streams)
-        found = [
-            said(clip, task.clip.asked, vectors, original=True),
-            said(clip, task.clip.asked, vectors, original=False),
-            said(dino_learner, task.dino.asked, vectors, original=False),
-        ]
-        marks = [estimates.of(name) for name in task.names]
-        soft = softness(task.clip.model.spec.logit_scale, settings.learner.scale)
-        yield stage.name, Panel(found, marks, estimates.overall, soft)
+        weights = joint_weights(clip.model, dino.model)
+        parts: dict[str, list[Tensor]] = defaultdict(list)
+        for images in zip(chunks(task.clip.asked), chunks(task.dino.asked), strict=True):
+            one, two = (
+                stream.opinions(tokens, task.names, vectors)
+                for stream, tokens in zip((clip, dino), images, strict=True)
+            )
+            for name, values in readings(one, two, weights).items():
+                parts[name].append(values)
+        yield stage.name, {name: torch.cat(values) for name, values in parts.items()}
 
 
-def readings(panel: Panel) -> dict[str, Tensor]:
-    """Every column: each model alone, blends of two, blends of three."""
-    found = dict(zip(MODELS, panel.probabilities, strict=True))
-    for name, others in (("CLIP", (0, 1)), ("DINOv2", (0, 2))):
-        found[f"original + {name}"] = blend("gated", only(panel, others))
-    return found | {f"three, {name}": blend(name, panel) for name in BLENDS}
+def joint_weights(clip: Model, dino: Model) -> dict[str, float]:
+    """Of all experts in one pool: both models have met the same examples in the same order."""
+    scores, target, _ = clip.evidence_scores()
+    others, _, _ = dino.evidence_scores()
+    return weigh(scores | {f"DINOv2 {name}": others[name] for name in JOINING}, target)
 
 
-def only(panel: Panel, chosen: Sequence[int]) -> Panel:
-    """The panel without the others; what divided all of them may not have divided these."""
-    return Panel(
-        [panel.probabilities[i] for i in chosen],
-        [[marks[i] for i in chosen] for marks in panel.marks],
-        [panel.overall[i] for i in chosen],
-        panel.softness,
-    )
+def readings(clip: Opinions, dino: Opinions, weights: dict[str, float]) -> dict[str, Tensor]:
+    """Every column: each model alone, the pool of CLIP's experts, the pool of all."""
+    said = dino.everyone()
+    joined = dict(clip.scores) | {f"DINOv2 {name}": said[name] for name in JOINING if name in said}
+    found = {"original": clip.original, "CLIP": clip.tuned, "DINOv2": dino.tuned}
+    for name, opinions in (("CLIP", clip), ("DINOv2", dino)):
+        found[f"{name} Gaussian"] = opinions.scores["gaussian"]
+    found[PAIR] = blend(POOL, clip)
+    found[THREE] = blend(POOL, replace(clip, scores=joined, weights=weights))
+    return found
 
 
 def accuracy(values: Tensor, targets: Tensor) -> float:
@@ -207,9 +180,8 @@ def show(task: str, rows: dict[str, dict[str, list[float]]]) -> None:
     for stage, values in rows.items():
         print(f"| {stage} | " + " | ".join(f"{np.mean(values[c]):.1f}" for c in columns) + " |")
     final = {c: float(np.mean(v)) for c, v in list(rows.values())[-1].items()}
-    best = max(final[name] for name in MODELS)
-    three = final["three, gated"]
-    print(f"\nthree models, default blend: {three:.1f}; best single model: {best:.1f}", flush=True)
+    best = max(value for name, value in final.items() if name != THREE)
+    print(f"\nthree models: {final[THREE]:.1f}; best of the others: {best:.1f}", flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -233,8 +205,8 @@ def main(words: Sequence[str] | None = None) -> None:
         task = prepare(name, given.data, clip, dino, given.validation, given.per_class)
         rows: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for seed in map(int, given.seeds.split(",")):
-            for stage, panel in stages(task, seed, rates):
-                for column, values in readings(panel).items():
+            for stage, found in stages(task, seed, rates):
+                for column, values in found.items():
                     figure = accuracy(values, task.targets)
                     rows[stage][column].append(figure)
                     if given.out:

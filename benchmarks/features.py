@@ -2,7 +2,7 @@
 
     python -m benchmarks.features DATA cifar100 pets ...
 
-They are encoded once, into the cache of `anytimecl.bench.features`.
+They are encoded once, into the cache of `anytimecl_lab.features`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anytimecl.backbone import Backbone, load
-from anytimecl.bench.data import archive_split, from_archive
-from anytimecl.bench.features import features as tokens_of
 from anytimecl.images import iter_images
+from anytimecl_lab.data import archive_split, from_archive
+from anytimecl_lab.features import features as tokens_of
 
 
 @dataclass(frozen=True)

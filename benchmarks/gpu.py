@@ -29,17 +29,18 @@ from benchmarks.roofline import RANK, SIZES, Size, draw, work
 from benchmarks.step import BATCH, LABELS, make_spec, make_tail, plain_step
 from torch import Tensor
 
+from anytimecl.acceleration import OnlineLearner
 from anytimecl.backbone import Backbone
 from anytimecl.backbone.spec import Spec
 from anytimecl.codec import make_codec
-from anytimecl.learner import AdamW, Batch, Learner, LearnerConfig
-from anytimecl.light import Precision
+from anytimecl.learner import Learner
 from anytimecl.lock import TurnLock
 from anytimecl.memory import open_memory
-from anytimecl.settings import Settings
+from anytimecl.settings import LearnerConfig, Precision, Settings
+from anytimecl.step import Batch
 from anytimecl.stream import StreamLearner
-from anytimecl.student import Student
-from anytimecl.tail import Seen, Tokens
+from anytimecl.tail import TailInput, Tokens
+from anytimecl.trainer import Trainer
 
 RESIDENT = 4096  # examples
 
@@ -76,11 +77,11 @@ class Bench:
     def draw(self, *shape: int) -> Tensor:
         return torch.randn(*shape, device=self.device)
 
-    def compressed(self, count: int) -> Seen:
+    def compressed(self, count: int) -> TailInput:
         tokens, width = self.size.tokens, self.size.width
         shapes = ((count, width), (count, width), (count, RANK, width), (count, tokens - 1, RANK))
         low = Tokens.low_rank(*(self.draw(*shape).half() for shape in shapes))
-        return Seen(self.draw(count, width).half(), low)
+        return TailInput(self.draw(count, width).half(), low)
 
     def stream(self, labels: int = LABELS, precision: Precision = "auto") -> StreamLearner:
         names = [f"label {i % labels}" for i in range(self.resident)]
@@ -114,11 +115,11 @@ class Bench:
         count = self.resident - 200
         found["learn_many, an example"] = 1000 * (time.perf_counter() - began) / count
         found["learn_one, from tokens"] = self.learn_one()
-        learner = Learner(self.spec, self.tail, LearnerConfig())
+        learner = OnlineLearner(self.spec, self.tail, LearnerConfig())
         one, many = self.batch(1), self.batch(256)
         for title, b in (("predict 1", one), ("predict 256", many)):
             found[title] = milliseconds(lambda b=b: self._answer(learner, b), self.device)
-        large, optimiser = self.batch(2048), AdamW(learner.trainable(), 0.05)
+        large, optimiser = self.batch(2048), learner.fresh_optimiser()
         found["offline step of 2048"] = milliseconds(
             lambda: learner.apply_offline(learner.look_ahead(large).whole(), optimiser, 0.5, 2048),
             self.device,
@@ -152,11 +153,11 @@ class Bench:
             tempfile.TemporaryDirectory() as folder,
             open_memory(Path(folder) / "memory", create={}) as memory,
         ):
-            student = Student(backbone, codec, memory, Settings(), TurnLock())
+            trainer = Trainer(backbone, codec, memory, Settings(), TurnLock())
 
             def one() -> None:
                 label, record = f"label {next(numbers) % LABELS}", codec.encode(tokens)
-                student.teach(memory.append(label, record), label, record, None)
+                trainer.teach(memory.append(label, record), label, record, None)
 
             for _ in range(LABELS):
                 one()

@@ -1,9 +1,11 @@
 """What learning one image costs beside encoding it, and whether a large memory slows it down.
 
-    python -m benchmarks.learn [--examples 1000000] [--images 30]
+    python -m benchmarks.learn [--examples 1000000] [--images 30] [--files 300]
 
 1. `learn_one` on the embedded model against encoding the same image, in turns.
-2. A step of the method (draw, read, decode, update) with a thousand stored examples and with a
+2. `learn_many` from JPEG files, as `anytimecl learn` does it, against reading and encoding them
+   alone: 30 files at a time, in turns.
+3. A step of the method (draw, read, decode, update) with a thousand stored examples and with a
    million, in turns, both on disk; ViT-B/32 sizes.
 """
 
@@ -27,12 +29,14 @@ from torch import Tensor
 from anytimecl import AnytimeClassifier
 from anytimecl.backbone import Backbone, load
 from anytimecl.codec import make_codec
+from anytimecl.images import load_image
+from anytimecl.journaled import JournaledTrainer
 from anytimecl.lock import TurnLock
 from anytimecl.memory import Row, open_memory
 from anytimecl.settings import Settings
-from anytimecl.student import Student
 
 LABELS = 1000
+AT_ONCE = 30  # files
 
 
 def pictures(count: int) -> list[Image.Image]:
@@ -64,6 +68,36 @@ def learn_against_encode(count: int = 30) -> None:
     print(f"encode {a:.1f} ms, learn_one {b:.1f} ms: {b / a:.2f} x", flush=True)
 
 
+def folder_against_encode(count: int = 300) -> None:
+    """Files in a second, and the ratio of the rates."""
+    backbone = load("embedded")
+    encode = learn = 0.0
+    with (
+        tempfile.TemporaryDirectory() as photos,
+        tempfile.TemporaryDirectory() as memory,
+        AnytimeClassifier.open(memory, model=backbone) as clf,
+    ):
+        files = [Path(photos) / f"{number}.jpg" for number in range(count)]
+        for file, image in zip(files, pictures(count), strict=True):
+            image.save(file)
+        for start in range(0, count, AT_ONCE):
+            some = files[start : start + AT_ONCE]
+            began = time.perf_counter()
+            for file in some:
+                backbone.encode([load_image(file)])
+            middle = time.perf_counter()
+            clf.learn_many([(file, f"label {i % 10}") for i, file in enumerate(some)])
+            if start:  # the first portion fills the batch
+                encode += middle - began
+                learn += time.perf_counter() - middle
+    done = count - AT_ONCE
+    print(
+        f"{count} files: encode {done / encode:.2f} a second, learn {done / learn:.2f} a second: "
+        f"{encode / learn:.2f} x the rate",
+        flush=True,
+    )
+
+
 class _Noise:
     """A text side for timing: any label gets some unit vector."""
 
@@ -71,8 +105,16 @@ class _Noise:
         return F.normalize(torch.randn(len(texts), DIM), dim=-1)
 
 
-def filled(folder: Path, backbone: Backbone, record: bytes, count: int) -> Student:
-    """A student with `count` stored examples, as it is after opening such a memory."""
+def plain_backbone() -> Backbone:
+    """Of ViT-B/32 sizes, with random weights and without a trunk."""
+    torch.manual_seed(0)
+    spec = make_spec(50)
+    tail = make_tail(spec)
+    return Backbone(spec=spec, trunk=lambda pixels: pixels, tail=tail, text=_Noise())
+
+
+def filled(folder: Path, backbone: Backbone, record: bytes, count: int) -> JournaledTrainer:
+    """A trainer with `count` stored examples, as it is after opening such a memory."""
     memory = open_memory(folder, create={}, cache_bytes=1 << 28)
     for start in track(range(0, count, 10_000), f"storing {count:,} examples"):
         rows = [
@@ -80,34 +122,31 @@ def filled(folder: Path, backbone: Backbone, record: bytes, count: int) -> Stude
         ]
         memory.append_many(rows)
     codec = make_codec("attention-pca", backbone.spec, backbone.tail)
-    student = Student(backbone, codec, memory, Settings(), TurnLock())
+    trainer = JournaledTrainer(backbone, codec, memory, Settings(), TurnLock())
     for i in range(LABELS):
-        student._register(f"label {i}")
+        trainer.enter(f"label {i}")
     for example, label in memory.ids():
-        student._remember(example, label)
-        student.event = example
-    return student
+        trainer.examples.add(example, label)
+        trainer.event = example
+    return trainer
 
 
 def large_against_small(count: int, rounds: int = 40) -> None:
     """A step with `count` examples against one with a thousand."""
-    torch.manual_seed(0)
-    spec = make_spec(50)
-    tail = make_tail(spec)
-    backbone = Backbone(spec=spec, trunk=lambda pixels: pixels, tail=tail, text=_Noise())
-    record = make_codec("attention-pca", spec, tail).encode(torch.randn(50, 768))
+    backbone = plain_backbone()
+    record = make_codec("attention-pca", backbone.spec, backbone.tail).encode(torch.randn(50, 768))
     with tempfile.TemporaryDirectory() as folder:
         sizes = {1000: [], count: []}  # type: dict[int, list[float]]
-        students = {n: filled(Path(folder) / str(n), backbone, record, n) for n in sizes}
+        trainers = {n: filled(Path(folder) / str(n), backbone, record, n) for n in sizes}
         for number in range(rounds + 3):
-            for size, student in students.items():
+            for size, trainer in trainers.items():
                 began = time.perf_counter()
-                example = student.memory.append("label 1", record)
-                student.teach(example, "label 1", record, None)
+                example = trainer.memory.append("label 1", record)
+                trainer.teach(example, "label 1", record, None)
                 if number >= 3:
                     sizes[size].append(1000 * (time.perf_counter() - began))
-        for student in students.values():
-            student.memory.close()
+        for trainer in trainers.values():
+            trainer.memory.close()
     small, large = (median(values) for values in sizes.values())
     print(
         f"step with 1,000 stored {small:.2f} ms, with {count:,} stored {large:.2f} ms: "
@@ -120,8 +159,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.learn", description=__doc__.split("\n")[0])
     parser.add_argument("--examples", type=int, default=1_000_000)
     parser.add_argument("--images", type=int, default=30)
+    parser.add_argument("--files", type=int, default=300)
     given = parser.parse_args(words)
     learn_against_encode(given.images)
+    folder_against_encode(given.files)
     large_against_small(given.examples)
 
 

@@ -1,13 +1,17 @@
 """A service under load, spoken to from another process over loopback.
 
-    python -m benchmarks.load [--seconds 300] [--predictors 50] [--learners 2]
+    python -m benchmarks.load [--seconds 300] [--predictors 50] [--learners 2] [--parts load,...]
 
 1. Predictors alone, for a third of the time; then the same while learners teach, for the rest.
    Prints the quantiles of both and their ratio, every status that came, and the server's RAM.
-2. The server is killed while learners teach, and started again, several times. Prints how many
+2. A few honest clients alone, then beside the attacks of `benchmarks.hostile`, all at once and from
+   the same machine. Prints what the honest ones saw, what was sent, and the server's peak of RAM.
+3. The disk is full while they predict and teach, and has room again.
+4. The server is killed while learners teach, and started again, several times. Prints how many
    acknowledged examples are missing or stored twice.
-Ends with 1 if a bound does not hold: an error other than 429, a p99 over three times that without
-learning, RAM that goes on growing, an acknowledged example that is not there exactly once.
+Ends with 1 if a bound does not hold: an error other than 429 (or, with a full disk, 503 for a
+lesson), a p99 over three times that without learning or attackers, more RAM than is documented, RAM
+that goes on growing, an acknowledged example that is not there exactly once.
 """
 
 from __future__ import annotations
@@ -15,106 +19,29 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import re
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections import Counter
+from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import quantiles
-from urllib.parse import urlsplit
+from typing import Any
 
-from benchmarks.learn import pictures
+from benchmarks.service import Connection, Server, Tally, Verdicts, files, form, noise
 
 from anytimecl.memory import open_memory
+from benchmarks import hostile
 
 LABELS = [f"label {number}" for number in range(10)]
 RATIO = 3.0  # p99 with learning over p99 without, at most
+DOCUMENTED = 1900 << 20  # bytes of RAM at most, by docs/serve.md
+PARTS = ("load", "attacks", "disk", "kills")
 GROWTH = 64 << 20  # bytes of RAM from the middle of the run to its end, besides stored examples
-
-
-class Server:
-    """`anytimecl serve` in a process of its own."""
-
-    def __init__(self, memory: Path) -> None:
-        words = ["serve", "--memory", str(memory), "--port", "0", "--per-second", "100000"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "anytimecl.cli", *words], text=True, stdout=subprocess.PIPE
-        )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        found = re.search(r"http://(\S+)", line)
-        if found is None:
-            raise SystemExit(f"The server did not start: {line}")
-        parts = urlsplit(found[0])
-        self.host, self.port = str(parts.hostname), int(parts.port or 0)
-
-    def resident(self) -> int:
-        """Bytes of RAM."""
-        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
-        return int(pages) * 4096
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(120)
-
-
-@dataclass
-class Tally:
-    """What came back."""
-
-    seconds: list[float] = field(default_factory=list)
-    statuses: Counter[str] = field(default_factory=Counter)
-
-
-class Connection:
-    """One kept-alive connection, by hand: a client library would cost more than it measures."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    async def post(self, path: str, body: bytes, kind: str, key: str = "") -> tuple[int, bytes]:
-        if self._streams is None:
-            self._streams = await asyncio.open_connection(self._server.host, self._server.port)
-        reader, writer = self._streams
-        extra = f"Idempotency-Key: {key}\r\n" if key else ""
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n{extra}"
-        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        try:
-            told = (await reader.readuntil(b"\r\n\r\n")).decode()
-            length = re.search(r"content-length: (\d+)", told, re.IGNORECASE)
-            content = await reader.readexactly(int(length[1])) if length else b""
-        except (OSError, asyncio.IncompleteReadError):
-            self.close()
-            raise
-        if "connection: close" in told.lower():
-            self.close()
-        return int(told.split()[1]), content
-
-    def close(self) -> None:
-        if self._streams is not None:
-            self._streams[1].close()
-            self._streams = None
-
-
-def form(fields: list[tuple[str, str]], name: str, image: bytes) -> tuple[bytes, str]:
-    """A multipart body and its type."""
-    edge = "edge-of-a-part"
-    parts = [f'--{edge}\r\nContent-Disposition: form-data; name="{k}"\r\n\r\n{v}\r\n'.encode()
-             for k, v in fields]  # fmt: skip
-    head = f'--{edge}\r\nContent-Disposition: form-data; name="{name}"; filename="x"\r\n'
-    parts.append(head.encode() + b"Content-Type: image/jpeg\r\n\r\n" + image + b"\r\n")
-    return b"".join(parts) + f"--{edge}--\r\n".encode(), f"multipart/form-data; boundary={edge}"
 
 
 async def predictor(server: Server, images: list[bytes], end: float, tally: Tally) -> None:
@@ -139,12 +66,11 @@ async def predictor(server: Server, images: list[bytes], end: float, tally: Tall
     connection.close()
 
 
-async def learner(
-    server: Server, images: list[bytes], end: float, tally: Tally, acknowledged: dict[str, int]
-) -> None:
-    connection, number = Connection(server), 0
+async def learner(server: Server, end: float, tally: Tally, acknowledged: dict[str, int]) -> None:
+    """Every image but once: one that is taught again is the same example."""
+    connection, number = Connection(server), random.getrandbits(60)
     while time.monotonic() < end:
-        body, kind = form([("label", LABELS[number % 10])], "image", images[number % len(images)])
+        body, kind = form([("label", LABELS[number % 10])], "image", noise(number))
         number += 1
         key = uuid.uuid4().hex
         began = time.monotonic()
@@ -170,7 +96,7 @@ async def watch(server: Server, end: float, seen: list[tuple[float, int]]) -> No
 
 def told(name: str, tally: Tally, seconds: float) -> float:
     """Print a line; the p99."""
-    cuts = quantiles(tally.seconds, n=100)
+    cuts = quantiles(tally.seconds or [0.0, 0.0], n=100)
     print(
         f"{name}: {len(tally.seconds) / seconds:.1f}/s, p50 {1000 * cuts[49]:.0f} ms, "
         f"p99 {1000 * cuts[98]:.0f} ms, statuses {dict(tally.statuses)}",
@@ -179,8 +105,10 @@ def told(name: str, tally: Tally, seconds: float) -> float:
     return cuts[98]
 
 
-async def load(server: Server, given: argparse.Namespace, images: list[bytes]) -> list[str]:
-    """The first part; what did not hold."""
+async def load(
+    server: Server, given: argparse.Namespace, images: list[bytes], verdicts: Verdicts
+) -> None:
+    """The first part."""
     alone, beside, lessons = Tally(), Tally(), Tally()
     acknowledged: dict[str, int] = {}
     warm = time.monotonic() + 5
@@ -193,31 +121,103 @@ async def load(server: Server, given: argparse.Namespace, images: list[bytes]) -
     end = time.monotonic() + second
     await asyncio.gather(
         *(predictor(server, images, end, beside) for _ in range(given.predictors)),
-        *(learner(server, images, end, lessons, acknowledged) for _ in range(given.learners)),
+        *(learner(server, end, lessons, acknowledged) for _ in range(given.learners)),
         watch(server, end, memory),
     )
     busy = told("predictions beside learning", beside, second)
     told("lessons", lessons, second)
     middle, last = memory[len(memory) // 2][1], memory[-1][1]
     print(
-        f"p99 beside learning over p99 alone: {busy / quiet:.2f} (at most {RATIO:g})\n"
         f"RAM of the server: {memory[0][1] >> 20} MiB at first, {middle >> 20} in the middle, "
         f"{last >> 20} at the end, {len(acknowledged)} examples learned",
         flush=True,
     )
-    wrong = []
     strange = (alone.statuses + beside.statuses + lessons.statuses).keys() - {"200", "429"}
-    if strange:
-        wrong.append(f"there were errors other than 429: {sorted(strange)}")
-    if busy > RATIO * quiet:
-        wrong.append("learning slows predictions down too much")
-    if last - middle > GROWTH:
-        wrong.append("RAM goes on growing")
-    return wrong
+    verdicts.say(not strange, f"errors other than 429: {sorted(strange) or 'none'}")
+    verdicts.say(
+        busy <= RATIO * quiet,
+        f"p99 beside learning over p99 alone: {busy / quiet:.2f} (at most {RATIO:g})",
+    )
+    verdicts.say(
+        last - middle <= GROWTH,
+        f"RAM in the second half: {last - middle >> 20:+} MiB (at most {GROWTH >> 20})",
+    )
 
 
-def kills(memory: Path, images: list[bytes], rounds: int) -> list[str]:
-    """The second part; what did not hold."""
+async def attacks(
+    server: Server, given: argparse.Namespace, images: list[bytes], verdicts: Verdicts
+) -> None:
+    """The second part."""
+    alone, beside, lessons = Tally(), Tally(), Tally()
+    acknowledged: dict[str, int] = {}
+    warm = time.monotonic() + 5
+    await asyncio.gather(*(predictor(server, images, warm, Tally()) for _ in range(2)))
+    seconds = given.seconds / 2
+
+    def honest(end: float, tally: Tally, taught: Tally) -> list[Coroutine[Any, Any, None]]:
+        return [
+            *(predictor(server, images, end, tally) for _ in range(given.honest)),
+            learner(server, end, taught, acknowledged),
+        ]
+
+    end = time.monotonic() + seconds
+    await asyncio.gather(*honest(end, alone, Tally()))
+    quiet = told("honest predictions alone", alone, seconds)
+    words = [sys.executable, "-m", hostile.__name__, str(server.port), str(seconds)]
+    words += filter(None, given.attacks.split(","))
+    attackers = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE)
+    await asyncio.gather(*honest(time.monotonic() + seconds, beside, lessons))
+    sent = json.loads((await attackers.communicate())[0])
+    busy = told("honest predictions beside attackers", beside, seconds)
+    told("honest lessons beside attackers", lessons, seconds)
+    peak, failures = server.peak(), await server_errors(server)
+    print(f"attackers sent {sent}", flush=True)
+    strange = (beside.statuses + lessons.statuses).keys() - {"200", "429"}
+    verdicts.say(not strange, f"honest clients saw, besides 200 and 429: {sorted(strange) or 'no'}")
+    verdicts.say(
+        busy <= RATIO * quiet,
+        f"p99 beside attackers over p99 alone: {busy / quiet:.2f} (at most {RATIO:g})",
+    )
+    verdicts.say(
+        peak <= DOCUMENTED,
+        f"peak RAM of the server: {peak >> 20} MiB, {peak / DOCUMENTED:.2f} times what is "
+        f"documented ({DOCUMENTED >> 20} MiB)",
+    )
+    verdicts.say(not failures, f"answers of 5xx to anybody, attackers too: {failures}")
+
+
+async def server_errors(server: Server) -> int:
+    """Answers of 5xx to anybody, hostile or not, as the server itself counts them."""
+    _, text = await Connection(server).get("/metrics")
+    counts = re.findall(rb'request_seconds_count{[^}]*status="5\d\d"} ([\d.]+)', text)
+    return round(sum(map(float, counts)))
+
+
+async def full_disk(
+    server: Server, given: argparse.Namespace, images: list[bytes], verdicts: Verdicts
+) -> None:
+    """The third part."""
+    seconds = min(20.0, given.seconds / 3)
+    for name, size, allowed in (
+        ("with room", -1, {"200", "429"}),
+        ("with a full disk", 4096, {"200", "429", "503"}),
+        ("with room again", -1, {"200", "429"}),
+    ):
+        server.limit_files(size)
+        predictions, lessons = Tally(), Tally()
+        end = time.monotonic() + seconds
+        await asyncio.gather(
+            *(predictor(server, images, end, predictions) for _ in range(given.honest)),
+            learner(server, end, lessons, {}),
+        )
+        fine = not predictions.statuses.keys() - {"200", "429"}
+        verdicts.say(fine, f"predictions {name}: {dict(predictions.statuses)}")
+        fine = not lessons.statuses.keys() - allowed and (size > 0 or lessons.statuses["200"] > 0)
+        verdicts.say(fine, f"lessons {name}: {dict(lessons.statuses)}")
+
+
+def kills(memory: Path, rounds: int, verdicts: Verdicts) -> None:
+    """The fourth part."""
     acknowledged: dict[str, int] = {}
     for number in range(rounds):
         server = Server(memory)
@@ -225,8 +225,7 @@ def kills(memory: Path, images: list[bytes], rounds: int) -> list[str]:
         async def teach(server: Server = server, number: int = number) -> None:
             end = time.monotonic() + 60
             tasks = [
-                asyncio.create_task(learner(server, images, end, Tally(), acknowledged))
-                for _ in range(4)
+                asyncio.create_task(learner(server, end, Tally(), acknowledged)) for _ in range(4)
             ]
             await asyncio.sleep(2 + 1.7 * number)
             server.kill()
@@ -238,12 +237,11 @@ def kills(memory: Path, images: list[bytes], rounds: int) -> list[str]:
         missing = sum(found[key] != example for key, example in acknowledged.items())
         twice = len(acknowledged) - len(set(acknowledged.values()))
         more = len(store) - len(acknowledged)
-    print(
+    verdicts.say(
+        not missing and not twice,
         f"killed {rounds} times: {len(acknowledged)} acknowledged, {missing} missing, "
         f"{twice} stored twice, {more} stored whose answer the kill cut off",
-        flush=True,
     )
-    return ["acknowledged examples are not there exactly once"] if missing or twice else []
 
 
 def main() -> None:
@@ -251,35 +249,28 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--predictors", type=int, default=50)
     parser.add_argument("--learners", type=int, default=2)
+    parser.add_argument("--honest", type=int, default=4, help="predictors beside attackers")
+    parser.add_argument("--attacks", default="", help="some of benchmarks.hostile, with commas")
     parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--parts", default=",".join(PARTS), help="some of them, with commas")
     given = parser.parse_args()
-    images = files(16)
-    wrong: list[str] = []
+    chosen = given.parts.split(",")
+    images, verdicts = files(16), Verdicts()
+    parts = {"load": load, "attacks": attacks, "disk": full_disk}
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder) / "load")
-        try:
-            wrong += asyncio.run(load(server, given, images))
-        finally:
-            with suppress(subprocess.TimeoutExpired):
-                server.stop()
-            server.process.kill()
-        if given.kills:
-            wrong += kills(Path(folder) / "kills", images, given.kills)
-    for line in wrong:
-        print(f"DOES NOT HOLD: {line}")
-    raise SystemExit(bool(wrong))
-
-
-def files(count: int) -> list[bytes]:
-    """JPEG files of 640 x 480."""
-    import io
-
-    made = []
-    for picture in pictures(count):
-        out = io.BytesIO()
-        picture.save(out, "JPEG", quality=85)
-        made.append(out.getvalue())
-    return made
+        for name, part in parts.items():
+            if name not in chosen:
+                continue
+            server = Server(Path(folder) / name)
+            try:
+                asyncio.run(part(server, given, images, verdicts))
+            finally:
+                with suppress(subprocess.TimeoutExpired):
+                    server.stop()
+                server.process.kill()
+        if "kills" in chosen:
+            kills(Path(folder) / "kills", given.kills, verdicts)
+    verdicts.end()
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from anytimecl import AnytimeClassifier
 from anytimecl.backbone import Backbone, load
 from anytimecl.backbone.trunk import block
 from anytimecl.loss import anytime_loss
-from anytimecl.student import OFFLINE_CHUNK
+from anytimecl.trainer import OFFLINE_CHUNK
 
 LABELS, MANY = 100, 32
 EPOCHS = 3  # of each kind; the median counts

@@ -5,7 +5,9 @@
     python -m benchmarks.scale throughput [--leaves 1,2,4,8] [--nodes 1,2]
     python -m benchmarks.scale memory
     python -m benchmarks.scale regions DATA
-    python -m benchmarks.scale billion [--simulate 10000000] [--awake 1,0.01] [--cpus 1]
+    python -m benchmarks.scale encode [--workers 1,2,4] [--ray]
+    python -m benchmarks.scale serve | stopped | labels DATA
+    python -m benchmarks.scale billion [--simulate 10000000] [--capacity 1000000] [--cpus 1]
 
 `capacity` is the paper's ablation of node capacities: accuracy over the whole task as examples
 arrive, one tuned tail a leaf; without a limit there is one leaf. `throughput` teaches leaves on Ray
@@ -25,6 +27,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,21 +35,26 @@ from typing import Any, NamedTuple
 import numpy as np
 import PIL.Image
 import torch
+from benchmarks.scale_encode import encode
+from benchmarks.scale_serve import many_labels, serve, stopped
 from torch import Tensor
 
 from anytimecl import AnytimeClassifier
 from anytimecl import backbone as backbones
 from anytimecl.backbone import Backbone
 from anytimecl.backbone._pictures import pictures
-from anytimecl.bench.data import Split
 from anytimecl.codec import make_codec
-from anytimecl.scale.leaf import Leaf, Lesson, image_vectors
+from anytimecl.scale.answers import original_only
+from anytimecl.scale.leaf import Leaf, LeafAnswer, LeafLesson, image_vectors
 from anytimecl.scale.leaf_host import LeafHost, write_tail
 from anytimecl.scale.leaves import Here, leaf_folder
-from anytimecl.scale.router import AT_ONCE
 from anytimecl.scale.routes import Routes, nearer, two_means
+from anytimecl.scale.shortlist import ManyLabels
 from anytimecl.scale.told import LabelFile
+from anytimecl.scale.tree import TreeClassifier
 from anytimecl.settings import Settings
+from anytimecl.trainer import Learned
+from anytimecl_lab.data import Split
 
 SETTINGS = Settings()
 
@@ -67,11 +75,11 @@ def capacity(given: argparse.Namespace) -> None:
     """The paper's ablation."""
     from benchmarks.encoders import accuracy, parts
 
-    from anytimecl.bench.data import open_set
-    from anytimecl.bench.features import features
-    from anytimecl.bench.scenarios import data_incremental
-    from anytimecl.bench.world import chunks, resident
     from anytimecl.scale.tree_stream import TreeStream
+    from anytimecl_lab.data import open_set
+    from anytimecl_lab.examples import chunks, resident
+    from anytimecl_lab.features import features
+    from anytimecl_lab.scenarios import data_incremental
 
     model = backbones.load("embedded", device=given.device)
     limits = [None, *(int(one) for one in given.capacities.split(","))]
@@ -93,9 +101,8 @@ def capacity(given: argparse.Namespace) -> None:
             counts = []
             for seed in map(int, given.seeds.split(",")):
                 settings = Settings(seed=seed)
-                tree = TreeStream(
-                    model.spec, model.tail, settings, train, labels, vectors, routing, limit
-                )
+                given_to = (train, labels, vectors, routing, limit, model.prior)
+                tree = TreeStream(model.spec, model.tail, settings, *given_to)
                 for stage in data_incremental(len(labels), seed):
                     tree.learn(stage.examples)
                     said = tree.answers(batches, names, settings.blend)
@@ -178,7 +185,7 @@ def _rate(
 ) -> float:
     def teach(number: int) -> list[Any]:
         return [
-            leaves.teach(i % count, Lesson(records[i % len(records)], labels[i % len(labels)]))
+            leaves.teach(i % count, LeafLesson(records[i % len(records)], labels[i % len(labels)]))
             for i in range(number)
         ]
 
@@ -208,7 +215,7 @@ def memory(given: argparse.Namespace) -> None:
             for leaf in range(given.count):
                 leaves.start([leaf])
                 for i in range(8):
-                    leaves.teach(leaf, Lesson(records[i], f"thing {i % 4}")).result()
+                    leaves.teach(leaf, LeafLesson(records[i], f"thing {i % 4}")).result()
             used = (_resident() - before) / given.count
             kept = "all awake" if awake is None else f"{awake} awake"
             print(f"{given.count} leaves, {kept}: {used / 1e6:.1f} MB of RAM a leaf", flush=True)
@@ -217,8 +224,8 @@ def memory(given: argparse.Namespace) -> None:
         print(f"on disk, 8 examples: {files / 1e6:.1f} MB a leaf")
         leaf = Leaf.open(leaf_folder(folder / "1", 0), model=model)
         for i in range(given.steps):
-            leaf.learn_record(Lesson(records[i % 64], f"thing {i % 12}"))
-        learner = leaf._student.learner
+            leaf.learn_record(LeafLesson(records[i % 64], f"thing {i % 12}"))
+        learner = leaf._trainer.learner
         tokens = noise(model, 64)
         vectors = model.embed_labels([f"thing {i}" for i in range(12)])
         rows = torch.arange(12)
@@ -269,8 +276,8 @@ def fours(split: Split, count: int) -> Iterator[tuple[PIL.Image.Image, list[PIL.
 
 def regions(given: argparse.Namespace) -> None:
     """A quarter of a picture of four, beside the crop and the whole; then regions are taught."""
-    from anytimecl.bench.data import open_set
     from anytimecl.scale.regions import encode_regions, learn_region, predict_regions
+    from anytimecl_lab.data import open_set
 
     model = backbones.load("embedded", device=given.device)
     print(
@@ -305,30 +312,69 @@ def regions(given: argparse.Namespace) -> None:
 
 
 def billion(given: argparse.Namespace) -> None:
-    """Constants of this machine, the model, and the simulation."""
+    """Constants of this machine, the model, the simulation, and what the large goals would take."""
     constants = measured()
+    print("| one core of this machine | |\n|---|---|")
     for name, (value, unit) in constants.items():
-        print(f"{name}: {value:,.4g} {unit}")
-    found = simulated(given.simulate, given.capacity, given.dim)
+        print(f"| {name} | {value:,.4g} {unit} |")
+    found = simulated(given.simulate, given.simulated, given.dim)
     copies, depth = found["copies"], found["depth"]
-    expected = predicted_shape(given.simulate, given.capacity, found["early_fill"])
-    print(f"\nsimulated {given.simulate:,} examples, capacity {given.capacity:,}:")
-    print("| | model | simulation |\n|---|---|---|")
+    expected = predicted_shape(given.simulate, given.simulated, found["early_fill"])
+    print(f"\n| {given.simulate:,} examples, capacity {given.simulated:,} | model | simulation |")
+    print("|---|---|---|")
     print(f"| leaves | {expected['leaves']:,.0f} | {found['leaves']:,.0f} |")
     print(f"| times an example is copied by splits | {expected['copies']:.2f} | {copies:.2f} |")
     print(f"| forks on the way to a leaf | {expected['depth']:.1f} | {depth:.1f} |")
     early = f"{found['early_fill']:.3f} at {found['early']:,} examples, as the model has it"
     print(f"\nfilled share of a leaf: {early}; {found['fill']:.3f} at the end")
-    for awake in map(float, given.awake.split(",")):
-        print(f"\n{awake:.0%} of the leaves awake, {given.cpus:g} core each:")
-        print(
-            "| examples | leaves | disk, GB | nodes for disk | for RAM | for cores "
-            "| lessons/s of the most of these | days to learn them all | network, MB/s |"
-        )
-        print("|---" * 9 + "|")
-        for power in range(5, 10):
-            shape = predicted_shape(10**power, given.capacity, found["early_fill"])
-            print(_row(10**power, shape, constants, awake, given.cpus))
+    print(f"\nleaves of {given.capacity:,} examples, {given.cpus:g} core each:")
+    print(
+        "| examples | leaves | disk, GB | nodes for disk | for RAM | for cores "
+        "| lessons/s of the most of these | days to learn them all | network, MB/s |"
+    )
+    print("|---" * 9 + "|")
+    for power in range(5, 10):
+        shape = predicted_shape(10**power, given.capacity, found["early_fill"])
+        print(_row(10**power, shape, constants, given.cpus))
+    _goals({name: number for name, (number, _) in constants.items()})
+
+
+def _goals(value: dict[str, float]) -> None:
+    """A billion examples, a million labels, 100,000 predictions a second."""
+    day = 86_400_000.0  # milliseconds
+    examples, labels, asked = 1e9, 1e6, 1e5
+    encoding = (value["trunk"] + value["compress"]) * examples / day
+    print("\n| goal | part | takes |\n|---|---|---|")
+    rows = [
+        ("a billion examples", "encode them", f"{encoding:,.0f} core-days"),
+        ("", "route them, at the encoders", f"{value['route'] * examples / day:,.0f} core-days"),
+        ("", "learn them, on cores", f"{value['step'] * examples / day:,.0f} core-days"),
+        (
+            "",
+            "pass the router",
+            f"{(value['router'] + value['call']) * examples / day:,.1f} days of its one core",
+        ),
+        ("", "records", f"{value['record'] * examples / 1e12:.1f} TB"),
+        ("", "keys", f"{value['key'] * examples / 1e9:,.0f} GB beside the routes"),
+        ("a million labels", "embed them", f"{value['label'] * labels / day * 24:,.1f} core-hours"),
+        ("", "vectors", f"{2048 * labels / 1e9:.1f} GB in each leaf and answering replica"),
+        (
+            "",
+            "shortlist, an image",
+            f"{value['shortlist'] * labels / 1e5:,.0f} ms of one core "
+            f"({value['shortlist']:,.0f} measured with 100,000)",
+        ),
+        ("100,000 predictions a second", "trunk", f"{value['trunk'] * asked / 1000:,.0f} cores"),
+        ("", "answers of 100 labels", f"{value['answer'] * asked / 1000:,.0f} cores"),
+        (
+            "",
+            "a tree's router",
+            f"{1000 / (value['question'] + value['call']):,.0f} a second are the most that one "
+            "passes on",
+        ),
+    ]
+    for goal, part, takes in rows:
+        print(f"| {goal} | {part} | {takes} |")
 
 
 def predicted_shape(examples: float, capacity: int, fill: float) -> dict[str, float]:
@@ -370,18 +416,15 @@ def needed(disk: float, awake: float, leaf_ram: float, cpus: float, node: Node =
     return Needed(*(max(1, math.ceil(amount)) for amount in amounts))
 
 
-def _row(
-    examples: int, shape: dict[str, float], constants: dict[str, Any], share: float, cpus: float
-) -> str:
+def _row(examples: int, shape: dict[str, float], constants: dict[str, Any], cpus: float) -> str:
     value = {name: number for name, (number, _) in constants.items()}
     disk = examples * value["record"] + shape["leaves"] * value["leaf on disk"]
-    awake = max(1.0, share * shape["leaves"])
-    nodes = needed(disk, awake, value["leaf in RAM"], cpus)
+    nodes = needed(disk, shape["leaves"], value["leaf in RAM"], cpus)
     work = value["route"] + value["step"] + shape["copies"] * value["copy"]
-    # A leaf learns on one core, so no more of them work than there are leaves awake.
-    # And every lesson goes through the one router.
-    router = AT_ONCE["learn"] / value["route"]
-    rate = min(max(nodes) * NODE.cores / work, awake / value["step"], router) * 1000
+    # A leaf learns on one core, so no more of them work than there are leaves; and every lesson
+    # goes through the one router.
+    router = 1 / (value["router"] + value["call"])
+    rate = min(max(nodes) * NODE.cores / work, shape["leaves"] / value["step"], router) * 1000
     return (
         f"| {examples:,} | {shape['leaves']:,.0f} | {disk / 1e9:,.1f} | {nodes.disk:,} "
         f"| {nodes.ram:,} | {nodes.cores:,} | {rate:,.0f} | {examples / rate / 86400:,.2f} "
@@ -396,26 +439,119 @@ def measured() -> dict[str, tuple[float, str]]:
     codec = make_codec(SETTINGS.codec, model.spec, model.tail)
     tokens = noise(model, 256)
     records = [codec.encode(one) for one in tokens]
+    labels = [f"thing {i}" for i in range(100)]
+    vectors = model.embed_labels(labels)
+    pixels = model.pixels(pictures())[:1]
     with tempfile.TemporaryDirectory() as name, _opened(Path(name) / "leaf", model) as leaf:
         for i in range(64):
-            leaf.learn_record(Lesson(records[i], f"thing {i % 20}"))
+            leaf.learn_record(LeafLesson(records[i], f"thing {i % 20}"))
         step = _milliseconds(
-            lambda i: leaf.learn_record(Lesson(records[i % 256], f"thing {i % 20}")), 192
+            lambda i: leaf.learn_record(LeafLesson(records[i % 256], f"thing {i % 20}")), 192
         )
         route = _milliseconds(lambda i: image_vectors(model, codec.decode([records[i % 256]])), 32)
+        answer = _milliseconds(lambda i: leaf.answer(tokens[i : i + 1], labels, vectors), 32)
+        made_up = torch.nn.functional.normalize(torch.randn(100_000, model.spec.dim), dim=1)
+        many = ManyLabels.of([f"thing {i}" for i in range(100_000)], made_up)
+        short = _milliseconds(lambda i: leaf.shortlist(tokens[i : i + 1], many), 8)
         began = time.process_time()
         assert leaf.divide((Path(name) / "a", Path(name) / "b")) is not None
         copy = (time.process_time() - began) * 1000 / len(leaf)
         leaf._save()
         disk = sum(f.stat().st_size for f in (Path(name) / "leaf/checkpoint").rglob("*"))
+        router, question, key = _passing(Path(name) / "tree", model, records, tokens)
+    fresh = iter(range(10**9))
     return {
-        "record": (float(np.mean([len(r) for r in records])), "bytes"),
-        "step": (step, "ms of one core, to store and learn an example"),
-        "route": (route, "ms of one core, to decode a record and embed it for routing"),
-        "copy": (copy, "ms of one core, to move an example when its leaf splits"),
+        "trunk": (_milliseconds(lambda _: model.trunk(pixels), 32), "ms an image"),
+        "compress": (_milliseconds(lambda i: codec.encode(tokens[i]), 64), "ms an image"),
+        "route": (route, "ms, to decode a record and embed it"),
+        "router": (router, "ms, to pass a lesson to its leaf"),
+        "question": (question, "ms, to pass a question to its leaf and the answer back"),
+        "call": (_ray_call(), "ms of an actor, to pass a call on by Ray and its answer back"),
+        "step": (step, "ms, to store and learn an example"),
+        "copy": (copy, "ms, to move an example when its leaf splits"),
+        "answer": (answer, "ms, about an image over 100 labels"),
+        "shortlist": (short, "ms, of 100,000 labels for an image"),
+        "label": (
+            _milliseconds(lambda _: model.require_text()([f"a thing {next(fresh)}"]), 32),
+            "ms, to embed one",
+        ),
+        "record": (float(np.mean([len(r) for r in records])), "bytes (made-up pictures)"),
+        "key": (key, "bytes in the index, of one of 20 characters"),
         "leaf on disk": (float(disk), "bytes, the checkpoint of weights and optimiser"),
         "leaf in RAM": (_leaf_in_ram(model, records), "bytes of its own, a process with one leaf"),
     }
+
+
+def _ray_call(count: int = 2000) -> float:
+    """Milliseconds that an actor takes to pass a call on to another and its answer back."""
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    import ray
+
+    class Leaf:
+        def teach(self, what: bytes) -> int:
+            return len(what)
+
+    class Router:
+        def __init__(self, leaf: Any) -> None:
+            self._leaf = leaf
+
+        async def learn(self, what: bytes) -> int:
+            return int(await self._leaf.teach.remote(what))
+
+        async def seconds(self) -> float:
+            return time.process_time()
+
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    router = ray.remote(Router).options(max_concurrency=1000).remote(ray.remote(Leaf).remote())
+    took = []
+    for _ in range(2):  # the first time everybody is cold
+        began = ray.get(router.seconds.remote())
+        ray.get([router.learn.remote(b"record" * 500) for _ in range(count)])
+        took.append(ray.get(router.seconds.remote()) - began)
+    ray.shutdown()
+    return 1000 * took[1] / count
+
+
+class _Elsewhere(Here):
+    """Leaves that cost the router nothing: what they do is counted elsewhere."""
+
+    def teach(self, leaf: int, lesson: LeafLesson) -> Future[Learned]:
+        return _now(Learned(1, right=True, tuned=True, original=True))
+
+    def ask(self, *_: Any) -> Future[LeafAnswer]:
+        return _now(self.answer)
+
+    answer: LeafAnswer
+
+
+def _now(what: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(what)
+    return future
+
+
+def _passing(
+    folder: Path, model: Backbone, records: Sequence[bytes], tokens: Tensor
+) -> tuple[float, float, float]:
+    """What the router itself does with a lesson and a question, and bytes of a key."""
+    labels = [f"thing {i}" for i in range(100)]
+    with TreeClassifier.open(folder, model=model, leaves=_Elsewhere) as tree:
+        assert isinstance(tree.leaves, _Elsewhere)
+        vectors = image_vectors(model, tokens)
+        asked = tree._asked(labels)
+        tree.leaves.answer = original_only(model, tokens[:1], asked.vectors)
+
+        def lesson(i: int) -> None:
+            at = i % len(records)
+            key = f"{i:020d}"
+            tree.submit(records[at], labels[i % 20], key=key, vector=vectors[at]).result()
+
+        def question(i: int) -> None:
+            at = i % len(records)
+            tree.predict_tokens(tokens[at : at + 1], labels, vectors=vectors[at : at + 1])
+
+        router, asking = _milliseconds(lesson, 2000), _milliseconds(question, 500)
+    return router, asking, (folder / "keys.sqlite3").stat().st_size / 2000
 
 
 def _leaf_in_ram(model: Backbone, records: Sequence[bytes]) -> float:
@@ -424,14 +560,14 @@ def _leaf_in_ram(model: Backbone, records: Sequence[bytes]) -> float:
     with tempfile.TemporaryDirectory() as folder:
         write_tail(model, Path(folder))
         LabelFile(Path(folder)).put(dict(zip(labels, model.embed_labels(labels), strict=True)))
-        lessons = [Lesson(record, labels[i % 20]) for i, record in enumerate(records[:64])]
+        lessons = [LeafLesson(record, labels[i % 20]) for i, record in enumerate(records[:64])]
         given = folder, 0, model.spec.to_dict(), SETTINGS.to_json(), lessons
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             return pool.apply(_own_bytes, given)
 
 
 def _own_bytes(
-    folder: str, leaf: int, spec: dict[str, Any], settings: str, lessons: Sequence[Lesson]
+    folder: str, leaf: int, spec: dict[str, Any], settings: str, lessons: Sequence[LeafLesson]
 ) -> float:
     host = LeafHost(folder, leaf, spec, settings)
     for lesson in lessons:
@@ -561,12 +697,34 @@ def main(words: Sequence[str] | None = None) -> None:
     one.add_argument("--count", type=int, default=40, help="pictures of four")
     one.add_argument("--device", default="cpu")
     one.set_defaults(run=regions)
+    one = kinds.add_parser("encode")
+    one.add_argument("--workers", default="1,2,4")
+    one.add_argument("--images", type=int, default=384)
+    one.add_argument("--rounds", type=int, default=3)
+    one.add_argument("--ray", action="store_true")
+    one.set_defaults(run=encode)
+    one = kinds.add_parser("serve")
+    one.add_argument("--replicas", default="1,2")
+    one.add_argument("--images", type=int, default=8, help="of a question")
+    one.add_argument("--labels", type=int, default=500)
+    one.add_argument("--seconds", type=float, default=15.0)
+    one.set_defaults(run=serve)
+    one = kinds.add_parser("stopped")
+    one.add_argument("--leaves", type=int, default=4)
+    one.add_argument("--seconds", type=float, default=10.0)
+    one.set_defaults(run=stopped)
+    one = kinds.add_parser("labels")
+    one.add_argument("data", type=Path)
+    one.add_argument("--counts", default="1000,5000,10000,17000")
+    one.add_argument("--taught", type=int, default=400)
+    one.add_argument("--asked", type=int, default=200)
+    one.set_defaults(run=many_labels)
     one = kinds.add_parser("billion")
     one.add_argument("--simulate", type=int, default=10_000_000)
-    one.add_argument("--capacity", type=int, default=10_000)
+    one.add_argument("--simulated", type=int, default=10_000, help="capacity in the simulation")
+    one.add_argument("--capacity", type=int, default=1_000_000, help="in the table")
     one.add_argument("--dim", type=int, default=8)
-    one.add_argument("--awake", default="1,0.01", help="shares of the leaves that are in RAM")
-    one.add_argument("--cpus", type=float, default=1.0, help="that a leaf awake asks of its node")
+    one.add_argument("--cpus", type=float, default=1.0, help="that a leaf asks of its node")
     one.set_defaults(run=billion)
     given = parser.parse_args(words)
     given.run(given)

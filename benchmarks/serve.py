@@ -19,7 +19,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from statistics import quantiles
 
-from benchmarks.load import Server, Tally, files, learner, predictor
+from benchmarks.load import learner, predictor
+from benchmarks.service import Server, Tally, files
 
 from anytimecl import backbone
 from anytimecl.images import load_image
@@ -87,7 +88,7 @@ def main() -> None:
 
             def learners(count: int) -> Work:
                 return lambda end, tally: [
-                    learner(server, images, end, tally, acknowledged) for _ in range(count)
+                    learner(server, end, tally, acknowledged) for _ in range(count)
                 ]
 
             for count in (1, 8, 50):

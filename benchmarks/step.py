@@ -4,7 +4,7 @@
 
 ViT-B/32 sizes (50 tokens of 768), batch 32, 100 labels. The plain reference computes every token
 of the block and steps with torch's default AdamW. Products are in bfloat16 on a processor that
-knows it (`light.py`); the last line of each size is in float32 on any.
+knows it (`fast/bf16.py`); the last line of each size is in float32 on any.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anytimecl.acceleration import OnlineLearner
 from anytimecl.backbone.spec import Preprocess, Spec, TailSpec
 from anytimecl.backbone.trunk import block
-from anytimecl.learner import Batch, Learner, LearnerConfig
-from anytimecl.light import Precision
 from anytimecl.loss import anytime_loss
-from anytimecl.tail import Seen, Tokens, normalise
+from anytimecl.settings import LearnerConfig, Precision
+from anytimecl.step import Batch
+from anytimecl.tail import TailInput, Tokens, normalise
 
 BATCH, LABELS, DIM = 32, 100, 512
 TURN = 4  # steps
@@ -96,13 +97,13 @@ def timed(steps: dict[str, Callable[[], None]], rounds: int, device: str) -> dic
 def our_step(
     spec: Spec,
     tail: dict[str, Tensor],
-    context: Tensor | Seen,
+    context: Tensor | TailInput,
     target: Tensor,
     vectors: Tensor,
     precision: Precision = "auto",
 ) -> Callable[[], None]:
-    """What `Student` does once the batch is decoded."""
-    learner = Learner(spec, tail, LearnerConfig(precision=precision))
+    """What `Trainer` does once the batch is decoded."""
+    learner = OnlineLearner(spec, tail, LearnerConfig(precision=precision))
     rows = torch.arange(len(vectors), device=vectors.device)
     batch = Batch(context, target, vectors, rows)
     return lambda: learner.apply(learner.look_ahead(batch))
@@ -118,7 +119,7 @@ def compare(title: str, count: int, device: str, rounds: int) -> None:
     target = torch.arange(BATCH, device=device)
     own, mean = normalise(tokens[:, 0], 1e-5), draw(BATCH, 768)
     low = Tokens.low_rank(own, mean, draw(BATCH, 5, 768), draw(BATCH, count - 1, 5))
-    seen = Seen(tokens[:, 0], low)
+    seen = TailInput(tokens[:, 0], low)
     taken = timed(
         {
             "plain full block": plain_step(spec, tail, tokens, target, vectors),

@@ -2,7 +2,8 @@
 
     python -m benchmarks.zero_shot DATA [data set ...]
 
-Every data set in DATA with a test split, with the table of known names and without it.
+Every data set in DATA with a test split, with the table of known names and without it; images are
+those of the lab, from its cache.
 """
 
 from __future__ import annotations
@@ -10,18 +11,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from benchmarks.features import Features, features
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from anytimecl.backbone import Backbone, embedded, load
+from anytimecl.backbone import embedded
 from anytimecl.backbone.embedded.text import EmbeddedText
 from anytimecl.images import iter_images
-from anytimecl.tail import embed
+from anytimecl_lab.metrics import calibration_error
+from anytimecl_lab.recipe import Recipe
+from anytimecl_lab.studio import Studio
 
 # Published zero-shot accuracy of CLIP ViT-B/16 with prompt ensembles, on the full sets.
 CLIP = {
@@ -33,44 +32,33 @@ CLIP = {
 }
 
 
-def calibration_error(p: NDArray[np.float32], y: NDArray[np.int64], bins: int = 15) -> float:
-    """Expected calibration error of the top label, equal-width bins."""
-    confidence, right = p.max(1), p.argmax(1) == y
-    place = np.minimum((confidence * bins).astype(int), bins - 1)
-    gaps = [abs(right[place == b].sum() - confidence[place == b].sum()) for b in range(bins)]
-    return float(sum(gaps) / len(y))
-
-
 @torch.no_grad()
-def image_vectors(backbone: Backbone, given: Features) -> torch.Tensor:
-    """Unit vectors [image, dim] of the original model."""
-    parts = [
-        embed(backbone.tail, backbone.spec.tail, torch.from_numpy(given.tokens[i : i + 64]).float())
-        for i in range(0, len(given.tokens), 64)
-    ]
-    return F.normalize(torch.cat(parts), dim=-1)
-
-
 def main(data: Path, wanted: list[str]) -> None:
-    backbone = load("embedded")
+    names = [
+        archive.stem
+        for archive in sorted(data.glob("*.zip"))
+        if (not wanted or archive.stem in wanted)
+        and any(ref.split == "test" for ref in iter_images(archive))
+    ]
+    recipe = Recipe("zero_shot", "", "data-incremental", (), (), novel=tuple(names))
+    studio = Studio(recipe, data)
     alone = EmbeddedText.load(embedded.folder(), look_up=False)
     table = Table("data set", "classes", "accuracy", "ECE", "encoder alone", "CLIP ViT-B/16")
-    for archive in sorted(data.glob("*.zip")):
-        if wanted and archive.stem not in wanted:
-            continue
-        if not any(ref.split == "test" for ref in iter_images(archive)):
-            continue
-        given = features(archive, "test", backbone)
-        images = image_vectors(backbone, given)
-        logits = backbone.spec.logit_scale * images @ backbone.embed_labels(given.names).T
-        plain = images @ alone(given.names).T
+    for name in names:
+        labels = studio.sets[name].names
+        target = torch.tensor([labels.index(label) for label in studio.test[name].labels])
+        images = studio.asked_vectors(name)
+        logits = studio.backbone.spec.logit_scale * images @ studio.backbone.embed_labels(labels).T
+        best, answer = logits.softmax(1).max(1)
+        right = answer == target
+        plain = (images @ alone(labels).T).argmax(1) == target
         table.add_row(
-            archive.stem,
-            str(len(given.names)),
-            f"{100 * (logits.argmax(1).numpy() == given.targets).mean():.1f}",
-            f"{calibration_error(logits.softmax(1).numpy(), given.targets):.3f}",
-            f"{100 * (plain.argmax(1).numpy() == given.targets).mean():.1f}",
-            CLIP.get(archive.stem, "-"),
+            name,
+            str(len(labels)),
+            f"{100 * right.double().mean():.1f}",
+            f"{calibration_error(best.tolist(), right.tolist()):.3f}",
+            f"{100 * plain.double().mean():.1f}",
+            CLIP.get(name, "-"),
         )
     Console(width=90).print(table)
 

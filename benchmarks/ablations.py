@@ -1,0 +1,284 @@
+"""What each part of the pool is worth, on training images that nothing was learned from.
+
+    python -m benchmarks.ablations DATA [--tasks resisc12,pets,flowers102] [--seeds 0,1,2]
+                                   [--shots 1,2,4,8] [--model embedded] [--device cpu]
+                                   [--out FILE]
+    python -m benchmarks.ablations show FILE...
+
+A fifth of the examples of every label, ten at most, is held out and asked about. *name* and *code*:
+so many examples of every label are taught, labels called by name and by a code that means nothing.
+*class*: a fifth of the classes after the other, all that are left of their examples, asked over all
+classes while some are still unseen. *data*: all examples in random order, asked over all classes
+after 2, 4, 8, 16 and 32 per cent, when labels have very different numbers of them. A stream is
+learned once; then one part of the pool is changed at a time, and all else stays. Prints the mean
+over tasks and shots, and its spread over seeds; --out keeps every figure as a line of JSON, which
+`show` reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from benchmarks.features import features
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from anytimecl import blend as blends
+from anytimecl import model as models
+from anytimecl import pool
+from anytimecl.backbone import Backbone, load
+from anytimecl.blend import POOL, Opinions, blend
+from anytimecl.experts import gaussian, instance
+from anytimecl.model import Model
+from anytimecl.settings import Settings
+from anytimecl.stream import StreamLearner
+from anytimecl_lab._progress import tell
+from anytimecl_lab.scenarios import class_incremental, data_incremental
+
+HELD = 10  # images of a label at most
+Part = tuple[object, str, object]  # where, name, another value
+Read = Callable[[Opinions], Tensor]
+Line = dict[str, Any]
+
+
+class Variant(NamedTuple):
+    """The pool with something else in it."""
+
+    parts: tuple[Part, ...] = ()
+    without: tuple[str, ...] = ()  # experts
+    read: Read = lambda opinions: blend(POOL, opinions)
+
+
+def gated(**settings: float) -> Part:
+    return blends, "gate", lambda *given: pool.gate(*given, **settings)
+
+
+def start(tuned: float, original: float, of_images: float) -> Part:
+    return pool, "START", {"tuned": tuned, "original": original, "gaussian": of_images}
+
+
+def silenced(opinions: Opinions) -> Tensor:
+    return blend(POOL, replace(opinions, copy=None))
+
+
+def by_models(opinions: Opinions) -> Tensor:
+    return blend(POOL, replace(opinions, familiar=None))
+
+
+def with_typical(opinions: Opinions) -> dict[str, Tensor]:
+    """Likelihood ratios as they are, which favour labels of many examples."""
+    return everyone(opinions) | opinions.scores
+
+
+def fit_with_typical(model: Model, without: Sequence[str] = ()) -> None:
+    scores, target, typical = model.evidence_scores()
+    scores["gaussian"] = scores["gaussian"] + typical
+    model.weights = pool.weigh(scores, target, names=model.spec.names)
+
+
+def vouching(
+    expert: gaussian.GaussianExpert, images: Tensor, rows: Sequence[int], examples: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Left out of the mean of its label alone."""
+    return left_out(expert, images, rows, [expert.step] * len(rows))
+
+
+everyone = Opinions.everyone
+left_out = gaussian.GaussianExpert.judged_left_out
+VARIANTS: dict[str, Variant] = {
+    **{name: Variant(read=lambda o, name=name: blend(name, o)) for name in ("original", "tuned")},
+    "Gaussian expert alone": Variant(read=lambda o: o.scores["gaussian"]),
+    "pool": Variant(),
+    "without the tuned model": Variant(without=("tuned",)),
+    "without the original model": Variant(without=("original",)),
+    "without the Gaussian expert": Variant(without=("gaussian",)),
+    "without the instance expert": Variant(read=silenced),
+    "instance expert: every other image a copy": Variant(((instance, "COPIES", 0.5),)),
+    "weights as they start": Variant(((pool, "CERTAINTY", 1e9),)),
+    "certainty 0.5": Variant(((pool, "CERTAINTY", 0.5),)),
+    "certainty 8": Variant(((pool, "CERTAINTY", 8.0),)),
+    "start 0.4, 0.2, 0.15": Variant((start(0.4, 0.2, 0.15),)),
+    "start 0.1, 0.1, 0.2": Variant((start(0.1, 0.1, 0.2),)),
+    "start 0.2, 0.2, 0.2": Variant((start(0.2, 0.2, 0.2),)),
+    "evidence of the latest 64": Variant(((models, "RECENT", 64),)),
+    "no prior": Variant(((gaussian, "_measured", lambda prior: None),)),
+    "prior of 200 examples": Variant(((gaussian, "STRENGTH", 200.0),)),
+    "prior of 1500 examples": Variant(((gaussian, "STRENGTH", 1500.0),)),
+    "ridge: always 0.5": Variant(((gaussian, "ridge", lambda dim, freedom: 0.5),)),
+    "ridge: half": Variant(((gaussian, "ridge", lambda dim, freedom: 0.5 * dim / freedom),)),
+    "ridge: twice": Variant(((gaussian, "ridge", lambda dim, freedom: 2 * dim / freedom),)),
+    "floor 0": Variant(((gaussian, "FLOOR", 0.0),)),
+    "floor 0.2": Variant(((gaussian, "FLOOR", 0.2),)),
+    "evidence: examples stay in Sw": Variant(
+        ((gaussian.GaussianExpert, "judged_left_out", vouching),)
+    ),
+    "scores with what is typical": Variant(
+        ((Opinions, "everyone", with_typical), (Model, "_fit", fit_with_typical))
+    ),
+    "anchor 5": Variant(((gaussian, "ANCHOR", 5.0),)),
+    "anchor 100": Variant(((gaussian, "ANCHOR", 100.0),)),
+    "gate: models alone": Variant(read=by_models),
+    "gate: familiar after 50 examples": Variant(((pool, "DOUBT", 50.0),)),
+    "gate: the tuned model's odds": Variant((gated(many=1e9),)),
+    "gate: 10 are many": Variant((gated(many=10.0),)),
+    "gate: 40 are many": Variant((gated(many=40.0),)),
+    "gate: no caution": Variant((gated(caution=0.0),)),
+    "gate: caution 2": Variant((gated(caution=2.0),)),
+}
+
+
+class Task(NamedTuple):
+    """A training split in two."""
+
+    labels: list[str]
+    tokens: Tensor  # [example, token, width], to learn
+    targets: list[str]
+    held: Tensor  # [image, token, width], to ask about
+    truth: Tensor  # [image], place in `labels`
+    vectors: dict[str, Tensor]
+
+
+def held_out(targets: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """[example], whether it is kept to be asked about."""
+    random = np.random.default_rng(0)
+    held = np.zeros(len(targets), bool)
+    for label in range(targets.max() + 1):
+        own = random.permutation(np.flatnonzero(targets == label))
+        held[own[: min(HELD, len(own) // 5)]] = True
+    return held
+
+
+def open_task(archive: Path, backbone: Backbone, *, coded: bool) -> Task:
+    """In two parts, always the same."""
+    train = features(archive, "train", backbone)
+    held = held_out(train.targets)
+    names = [f"item {at:03d}" if coded else name for at, name in enumerate(train.names)]
+    return Task(
+        names,
+        torch.from_numpy(train.tokens[~held]).to(backbone.device),
+        [names[target] for target in train.targets[~held]],
+        torch.from_numpy(train.tokens[held]).to(backbone.device).float(),
+        torch.from_numpy(train.targets[held]).to(backbone.device),
+        dict(zip(names, backbone.embed_labels(names), strict=True)),
+    )
+
+
+def learner_of(task: Task, backbone: Backbone, seed: int) -> StreamLearner:
+    settings = Settings(codec="tokens-fp16", seed=seed)
+    given = (backbone.spec, backbone.tail, settings, task.tokens, task.targets, task.vectors)
+    return StreamLearner(*given, prior=backbone.prior)
+
+
+def streams(
+    task: Task, backbone: Backbone, seed: int, shots: Sequence[int], *, by_class: bool
+) -> Iterator[tuple[str, StreamLearner]]:
+    """Each as it is when it is asked."""
+    random, targets = np.random.default_rng(seed), np.array(task.targets)
+    own = [random.permutation(np.flatnonzero(targets == label)) for label in task.labels]
+    for count in shots:
+        if min(map(len, own)) >= count:
+            learner = learner_of(task, backbone, seed)
+            chosen = np.concatenate([some[:count] for some in own])
+            learner.learn(random.permutation(chosen).tolist())
+            yield "shots", learner
+    if by_class:
+        learner = learner_of(task, backbone, seed)
+        for stage in class_incremental(task.targets, seed)[:-1]:
+            learner.learn(stage.examples)
+            yield "class", learner
+        learner = learner_of(task, backbone, seed)
+        for stage in data_incremental(len(targets), seed)[:-2]:
+            learner.learn(stage.examples)
+            yield "data", learner
+
+
+def asked(model: Model, variant: Variant, task: Task, vectors: Tensor) -> float:
+    """Per cent of the held-out images that are answered right."""
+    kept = model.weights, model.familiar, model.gaussian.prior
+    with ExitStack() as changed:
+        for where, name, value in variant.parts:
+            if name == "_measured":
+                model.gaussian.prior = None
+            else:
+                changed.enter_context(patch.object(where, name, value))
+        model.gaussian._follow()
+        model._fit(without=variant.without)
+        right = [
+            variant.read(model.opinions(some, task.labels, vectors)).argmax(1) == truth
+            for some, truth in zip(task.held.split(256), task.truth.split(256), strict=True)
+        ]
+    model.weights, model.familiar, model.gaussian.prior = kept
+    model.gaussian._follow()
+    return 100 * float(torch.cat(right).float().mean())
+
+
+@torch.no_grad()
+def main(words: Sequence[str] | None = None) -> None:
+    words = sys.argv[1:] if words is None else words
+    if words[:1] == ["show"]:
+        show([json.loads(x) for file in words[1:] for x in Path(file).read_text().splitlines()])
+        return
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--tasks", default="resisc12,pets,flowers102")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--shots", default="1,2,4,8")
+    parser.add_argument("--model", default="embedded")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args(words)
+    backbone = load(given.model, device=given.device)
+    shots = [int(count) for count in given.shots.split(",")]
+    lines: list[Line] = []
+    for name in given.tasks.split(","):
+        for coded in (False, True):
+            task = open_task(given.data / f"{name}.zip", backbone, coded=coded)
+            for seed in map(int, given.seeds.split(",")):
+                for kind, learner in streams(task, backbone, seed, shots, by_class=not coded):
+                    column = kind if kind != "shots" else "code" if coded else "name"
+                    tell(f"{name}, {column}, seed {seed}, {len(learner.model.evidence)} kept")
+                    lines += compared(learner.model, task, {"task": name, "seed": seed}, column)
+    if given.out:
+        given.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    show(lines)
+
+
+def compared(model: Model, task: Task, about: Line, column: str) -> Iterator[Line]:
+    """Every variant on the held-out images."""
+    vectors = torch.stack([task.vectors[label] for label in task.labels])
+    for title, variant in VARIANTS.items():
+        score = round(asked(model, variant, task, vectors), 4)
+        yield about | {"column": column, "variant": title, "accuracy": score}
+
+
+def show(lines: Sequence[Line]) -> None:
+    """Mean over tasks and stages, and its spread over seeds."""
+    scores: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        scores[line["variant"], line["column"]][line["seed"]].append(line["accuracy"])
+    columns = [kind for kind in ("name", "code", "class", "data") if ("pool", kind) in scores]
+    table = Table("", *columns, title="Per cent right on held-out training images")
+    for title in VARIANTS:
+        cells = []
+        for kind in columns:
+            means = [float(np.mean(found)) for found in scores[title, kind].values()]
+            cells.append(f"{np.mean(means):.2f} ± {np.std(means):.2f}")
+        table.add_row(title, *cells)
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()

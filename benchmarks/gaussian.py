@@ -1,0 +1,110 @@
+"""The Gaussian expert alone, one of its parts changed at a time, on held-out training images.
+
+    python -m benchmarks.gaussian DATA [--tasks pets,resisc12,...] [--shots 1,4,16,0] [--seeds 0,1]
+
+Needs no learning, so all examples of a label (--shots 0) are as quick as one. What is held out is
+what `benchmarks.ablations` holds out. GDA, its nearest peer, stands beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from benchmarks.ablations import held_out
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from anytimecl.backbone import Backbone, Prior, load
+from anytimecl.experts import GaussianExpert, gaussian
+from anytimecl_lab.data import from_archive
+from anytimecl_lab.features import original_vectors
+from anytimecl_lab.methods.gda import discriminants
+
+VARIANTS: dict[str, tuple[str, object]] = {
+    "as it is": ("ANCHOR", gaussian.ANCHOR),
+    "prior of 200 examples": ("STRENGTH", 200.0),
+    "prior of 1500 examples": ("STRENGTH", 1500.0),
+    "ridge: always 0.5": ("ridge", lambda dim, freedom: 0.5),
+    "ridge: half": ("ridge", lambda dim, freedom: 0.5 * dim / freedom),
+    "ridge: twice": ("ridge", lambda dim, freedom: 2 * dim / freedom),
+    "floor 0.1": ("FLOOR", 0.1),
+    "floor 0.2": ("FLOOR", 0.2),
+    "anchor 5": ("ANCHOR", 5.0),
+    "anchor 100": ("ANCHOR", 100.0),
+}
+PEER = "GDA"
+
+
+def accuracies(
+    learned: Tensor, targets: Tensor, held: Tensor, truth: Tensor, prior: Prior | None, scale: float
+) -> dict[str, float]:
+    """Per cent right of the held-out vectors, by variant."""
+    labels, found = int(truth.max()) + 1, {}
+    for title, (name, value) in VARIANTS.items():
+        with patch.object(gaussian, name, value):
+            expert = GaussianExpert(learned.shape[1], prior)
+            numbers = range(1, len(learned) + 1)
+            expert.count(numbers, targets.tolist(), learned, labels)
+            expert.advance(16 + 2 * len(learned))  # its space follows all of them
+            found[title] = expert.scores(held, range(labels))
+    peer = discriminants(learned.double(), targets, scale)
+    found[PEER] = peer(held.double())
+    return {title: 100 * float((s.argmax(1) == truth).float().mean()) for title, s in found.items()}
+
+
+def vectors_of(archive: Path, backbone: Backbone) -> tuple[Tensor, NDArray[np.int64]]:
+    """Image vectors of a training split, and their labels' numbers."""
+    split = from_archive(archive.stem, archive).train
+    assert split is not None
+    names = sorted(set(split.labels))
+    targets = np.array([names.index(label) for label in split.labels])
+    return torch.from_numpy(np.array(original_vectors(split, backbone))), targets
+
+
+@torch.no_grad()
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--tasks", default="pets,resisc12,flowers102,food101,cifar100")
+    parser.add_argument("--shots", default="1,4,16,0")
+    parser.add_argument("--seeds", default="0,1")
+    given = parser.parse_args(words)
+    backbone = load("embedded")
+    rows: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for task in given.tasks.split(","):
+        vectors, targets = vectors_of(given.data / f"{task}.zip", backbone)
+        out = held_out(targets)
+        held, truth = vectors[out], torch.from_numpy(targets[out])
+        learned, labels = vectors[~out], targets[~out]
+        for seed in map(int, given.seeds.split(",")):
+            random = np.random.default_rng(seed)
+            own = [random.permutation(np.flatnonzero(labels == k)) for k in range(labels.max() + 1)]
+            for shots in map(int, given.shots.split(",")):
+                if min(map(len, own)) < shots:
+                    continue
+                chosen = np.concatenate([some[: shots or None] for some in own])
+                taught = torch.from_numpy(labels[chosen])
+                scale = backbone.spec.logit_scale
+                got = accuracies(learned[chosen], taught, held, truth, backbone.prior, scale)
+                for title, value in got.items():
+                    rows[title][f"{task}, {shots or 'all'}"].append(value)
+    columns = list(rows["as it is"])
+    table = Table("", *VARIANTS, PEER, title="Gaussian expert alone: per cent right")
+    for column in columns:
+        cells = (f"{np.mean(rows[title][column]):.1f}" for title in (*VARIANTS, PEER))
+        table.add_row(column, *cells)
+    means = (np.mean([np.mean(rows[t][c]) for c in columns]) for t in (*VARIANTS, PEER))
+    table.add_row("mean", *(f"{mean:.2f}" for mean in means))
+    Console(width=180).print(table)
+
+
+if __name__ == "__main__":
+    main()
