@@ -154,8 +154,8 @@ def suspicious(backbone: Backbone, task: Task, seed: int) -> Line:
         return expert
 
     def right(expert: GaussianExpert) -> float:
-        said = expert.scores(torch.from_numpy(asked), range(len(task.labels))).argmax(1).numpy()
-        return 100 * float((said == task.answers).mean())
+        said, typical = expert.judged(torch.from_numpy(asked), range(len(task.labels)))
+        return 100 * float(((said - typical).argmax(1).numpy() == task.answers).mean())
 
     expert = taught(given)
     order = suspicion(expert, images, given.tolist()).argsort(descending=True).numpy()
@@ -294,7 +294,8 @@ class Experts:
         if example % FIT == 0:
             recent = self.taught[-RECENT:]
             rows = self.rows(self.task.truth[recent].tolist())
-            said, typical = self.expert.judged_left_out(self.images[recent], rows)
+            numbers = range(example - len(recent) + 1, example + 1)
+            said, typical = self.expert.judged_left_out(self.images[recent], rows, numbers)
             named = self.original[recent][:, self.seen]
             self.weights = weigh(
                 {"original": named, "gaussian": said - typical}, torch.tensor(rows)

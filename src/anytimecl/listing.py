@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -102,10 +101,10 @@ def _put(folder: Path, example: int, row: Row, *, kept: bool) -> bool:
     """Whether there was an image to put there."""
     source = None if row.source is None else Path(row.source)
     name = "image" if source is None else source.name
-    if source is not None and _is_image(source):
-        shutil.copyfile(source, folder / f"{example}-{name}")
-    elif kept:
+    file = None if source is None else _image_in(source)
+    if file is None and kept:
         [file] = ImageBytes().images([row.record])
+    if file is not None:
         (folder / f"{example}-{name}").write_bytes(file)
     elif row.thumbnail is not None:
         (folder / f"{example}-{Path(name).stem}.webp").write_bytes(row.thumbnail)
@@ -114,13 +113,14 @@ def _put(folder: Path, example: int, row: Row, *, kept: bool) -> bool:
     return True
 
 
-def _is_image(source: Path) -> bool:
+def _image_in(source: Path) -> bytes | None:
     """Who teaches from afar says what a source is called, and may name any file of this machine."""
     try:
-        image_cost(source.read_bytes())
+        file = source.read_bytes()
+        image_cost(file)
     except (ImageError, OSError, ValueError):
-        return False
-    return True
+        return None
+    return file
 
 
 def folder_name(label: str) -> str:

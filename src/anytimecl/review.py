@@ -5,6 +5,7 @@ An example is *suspicious* if the experts, as they would be without it, give its
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -135,33 +136,43 @@ def _where(label: str | None, source: str | None) -> tuple[str, dict[str, object
 
 
 class Vectors:
-    """The original model's vectors of stored examples, worked out when they are first wanted."""
+    """The original model's vectors of stored examples, worked out when they are first wanted.
+
+    Threads may ask at once. Each works on what was there when it began, and what it found is kept
+    unless somebody else kept or cleared something meanwhile.
+    """
 
     def __init__(self, dim: int) -> None:
-        self._place: dict[int, int] = {}
-        self._vectors = torch.empty(0, dim, dtype=torch.float16)
+        self._empty = torch.empty(0, dim, dtype=torch.float16)
+        self._kept: tuple[dict[int, int], Tensor] = {}, self._empty  # place of an example, vectors
+        self._lock = threading.Lock()
 
     def clear(self) -> None:
         """Nothing of what was forgotten may stay."""
-        self._place, self._vectors = {}, self._vectors[:0].clone()
+        with self._lock:
+            self._kept = {}, self._empty
 
     def of(
         self, examples: Sequence[int], trainer: JournaledTrainer, progress: Progress | None = None
     ) -> tuple[list[int], Tensor]:
         """Those of them that can be read, and their vectors [example, dim]."""
-        new = [example for example in examples if example not in self._place]
+        began = self._kept
+        places, parts = dict(began[0]), [began[1]]
+        new = [example for example in examples if example not in places]
         for start in range(0, len(new), CHUNK):
             good = trainer.memory.stored(new[start : start + CHUNK])
             if good:
                 records = [each.record for each in good]
-                images = vectors_of(records, trainer.codec, trainer.backbone)
-                for place, each in enumerate(good, len(self._vectors)):
-                    self._place[each.id] = place
-                self._vectors = torch.cat([self._vectors, images.half()])
+                parts.append(vectors_of(records, trainer.codec, trainer.backbone).half())
+                places |= {each.id: place for place, each in enumerate(good, len(places))}
             if progress is not None:
                 progress(min(start + CHUNK, len(new)), len(new))
-        found = [example for example in examples if example in self._place]
-        return found, self._vectors[[self._place[example] for example in found]].float()
+        vectors = torch.cat(parts)
+        with self._lock:
+            if self._kept is began:
+                self._kept = places, vectors
+        found = [example for example in examples if example in places]
+        return found, vectors[[places[example] for example in found]].float()
 
 
 @torch.no_grad()
