@@ -59,7 +59,7 @@ def test_the_expected_change_is_that_of_teaching_every_answer() -> None:
                 row = rows[column] if rows[column] >= 0 else LABELS
                 known = [row if column == at else each for at, each in enumerate(rows)]
                 after = believed(taught((row, image)), others, named["others"], known).scores.exp()
-                slow += chance * float((after - before.scores.exp())[:, column].abs().sum())
+                slow += chance * float((after - before.scores.exp())[:, column].square().sum())
         torch.testing.assert_close(float(found[place]), slow, rtol=1e-3, atol=1e-3)
     assert most_telling(expert, mine, before, rows, chance=1.0) == int(found.argmax())
 

@@ -10,7 +10,9 @@ which is which.
   likelihood of them all is one step of facility location, dense places first, and each once.
 - *Which is which*: the image whose answer is expected to change most what is said of the others,
   over the labels that it may have (expected model output change: Freytag, Rodner and Denzler, ECCV
-  2014). Doubt alone would ask about odd images, and density alone about those known already.
+  2014). Changes count by their squares: where beliefs are right on average, the square by which a
+  probability is expected to change is what its Brier score is expected to gain. Doubt alone would
+  ask about odd images, and density alone about those known already.
 
 Both are worked out by the Gaussian expert in closed form; no model is trained.
 """
@@ -101,7 +103,7 @@ def expected_change(
     others: Beliefs,
     rows: Sequence[int],  # [label], -1: never seen
 ) -> Tensor:
-    """How much an answer [asked] changes the probabilities of the others, in expectation."""
+    """The square by which an answer [asked] changes probabilities of the others, in expectation."""
     total = torch.zeros(len(asked.images))
     chances, before = asked.scores.exp(), others.scores.exp()
     supposed = expert.supposing(others.images, asked.images)
@@ -114,5 +116,5 @@ def expected_change(
         had = before[:, column : column + 1]
         # All other labels together lose what this one gains.
         after = taught - torch.logaddexp(torch.log1p(-had.clamp(max=SURE)), taught)
-        total[who] += chances[who, column] * (after.exp() - had).abs().sum(0)
+        total[who] += chances[who, column] * (after.exp() - had).square().sum(0)
     return total

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from anytimecl.scale.encoding.job import BlockPlace, EncodingJob, load
 from anytimecl.scale.leaf_host import import_ray
 
 AHEAD = 2  # blocks that wait for each process, so that none is idle
+PATIENT = {"OMP_WAIT_POLICY": "passive"}  # threads that wait leave the core to other processes
 PIECES = 20  # tasks for each actor: Ray Data hands on what is left where others are slow
 
 
@@ -45,9 +48,8 @@ def in_processes(
     """By processes of this machine, each with a model and one thread of its own."""
     left = iter(places)
     told = str(job.folder), device, batch, torch.get_num_threads()
-    with ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), _begin, told, max_tasks_per_child=None
-    ) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with _environment(PATIENT), ProcessPoolExecutor(workers, spawn, _begin, told) as pool:
         running: set[Future[Done]] = set()
         try:
             while True:
@@ -68,6 +70,18 @@ def in_processes(
                 future.cancel()
 
 
+@contextmanager
+def _environment(more: Mapping[str, str]) -> Iterator[None]:
+    """For processes that begin meanwhile; what the user has set stays."""
+    own = {name: value for name, value in more.items() if name not in os.environ}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name in own:
+            os.environ.pop(name, None)
+
+
 _encoder: BlockEncoder | None = None
 
 
@@ -75,7 +89,8 @@ def _begin(folder: str, device: str, batch: int, threads: int) -> None:
     """A process of the pool starts.
 
     Its trunk has one thread, since the processes share the cores; its tokens are the same with any
-    number. A codec's sums are not: they have as many `threads` as `learn` would have.
+    number. A codec's sums are not: they have as many `threads` as `learn` would have, `PATIENT`
+    ones, since threads that wait busily for each other would keep other processes from the cores.
     """
     global _encoder
     torch.set_num_threads(1)
@@ -131,6 +146,7 @@ def on_ray(
         compute=ray.data.ActorPoolStrategy(size=workers),
         num_cpus=cpus,
         num_gpus=gpus,
+        runtime_env={"env_vars": PATIENT},
     )
     for row in done.iter_rows():
         yield Done(**row)
