@@ -96,7 +96,7 @@ def context(synset: Synset, every: dict[str, Synset], lemma: str) -> str:
 
 
 def table(folder: Path) -> dict[str, str]:
-    """Plain noun -> what it is, by the likeliest sense that can be seen."""
+    """Plain noun -> what it is, by the likeliest sense that can be seen; sorted as bytes are."""
     every = read(folder)
     best: dict[str, tuple[float, str]] = {}
     for line in (folder / "index.noun").read_text(encoding="utf-8").splitlines():
@@ -114,8 +114,25 @@ def table(folder: Path) -> dict[str, str]:
             score = rank + KINDS[synset.kind]
             if name not in best or score < best[name][0]:
                 best[name] = score, context(synset, every, lemma)
+    for name, said in extra_glosses().items():
+        best[name] = 0.0, said
     lines = sorted(f"{name}\t{said}".encode() for name, (_, said) in best.items())
     return dict(line.decode().split("\t") for line in lines)
+
+
+def extra_glosses() -> dict[str, str]:
+    """Names that WordNet lacks, as this project explains them; breeds also as `bengal cat`."""
+    lines = Path(__file__).with_name("glosses.txt").read_text(encoding="utf-8").splitlines()
+    found: dict[str, str] = {}
+    for line in lines:
+        if line.startswith("#"):
+            continue
+        name, said = line.split(" | ")
+        found[plain_name(name)] = said
+        for kind in ("cat", "dog"):
+            if f", {kind}:" in said and not name.endswith(kind):
+                found[plain_name(f"{name} {kind}")] = said
+    return found
 
 
 def main(folder: Path) -> None:

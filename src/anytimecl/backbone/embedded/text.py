@@ -31,7 +31,8 @@ from torch import Tensor
 
 from anytimecl.backbone.embedded import wordnet
 from anytimecl.backbone.embedded.encoder import NameEncoder
-from anytimecl.backbone.embedded.wordnet import Nouns
+from anytimecl.backbone.embedded.german import in_english
+from anytimecl.backbone.embedded.wordnet import Nouns, forms
 from anytimecl.errors import ModelError
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class EmbeddedText:
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Any number of texts; in batches, shortest first, so that little is padding."""
-        names = [plain_name(text) for text in texts]
+        names = [in_english(plain_name(text), self._is_english) for text in texts]
         read = [with_context(name, self.nouns.context(name)) for name in names]
         order = sorted(range(len(names)), key=lambda i: len(read[i]))
         vectors = torch.empty(len(names), DIM)
@@ -106,6 +107,11 @@ class EmbeddedText:
             rows = order[start : start + BATCH]
             vectors[rows] = self._embed([names[i] for i in rows], [read[i] for i in rows])
         return vectors
+
+    def _is_english(self, name: str) -> bool:
+        if self.known is not None and name in self.known.row:
+            return True
+        return next(filter(None, map(self.nouns.exactly, forms(name))), None) is not None
 
     def _embed(self, names: Sequence[str], read: Sequence[str]) -> Tensor:
         pieces = self.tokenizer.encode_batch(list(read))

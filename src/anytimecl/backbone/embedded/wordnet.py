@@ -84,6 +84,12 @@ def candidates(name: str) -> Iterator[str]:
         yield from singulars(rest)
 
 
+def forms(noun: str) -> Iterator[str]:
+    """The noun itself, and what it may be the plural of."""
+    yield noun
+    yield from singulars(noun)
+
+
 def singulars(noun: str) -> Iterator[str]:
     """What it may be the plural of."""
     if noun.endswith("ies"):
