@@ -185,11 +185,15 @@ class Leaf(AnytimeClassifier):
                     sampler.add(example, row.label)
                     named.append(row.label)
                     added.append(example)
+            numbers = dict(zip(ids, added, strict=True))
+            with self.memory.reading(), memory.writing():  # a late retry comes to the child
+                for key, used in self.memory.keys.rows():
+                    if used.example in numbers:
+                        memory.keys.copy(key, used._replace(example=numbers[used.example]))
             labels = list(memory.labels())
             estimates = saved.state["estimates"]
             known = {name: e for name, e in estimates["labels"].items() if name in labels}
             rows_kept = torch.tensor([saved.state["labels"].index(name) for name in labels])
-            numbers = dict(zip(ids, added, strict=True))
             evidence, tensors = _evidence(saved, numbers)
             state = {
                 **saved.state,

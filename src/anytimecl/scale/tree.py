@@ -164,11 +164,11 @@ class TreeClassifier(TreePredicting, Closing):
         copy = SecondCopy(address, self._identity, self._place.owner, told, noted=noted)
         try:
             for leaf in () if copy.whole else sorted(self._sizes):
-                some, last = self.leaves.call(leaf, "lessons_after", 0)
-                while some:
+                before, last = -1, 0
+                while before < last:  # those that cannot be read are not all that there are
+                    before, (some, last) = last, self.leaves.call(leaf, "lessons_after", last)
                     for written in [copy.put(lesson) for lesson in some]:
                         written.result()
-                    some, last = self.leaves.call(leaf, "lessons_after", last)
             copy.declare_whole()
             self._copy = copy
             self._place.save(self.routes, self._meta())  # from now on it is whole
@@ -459,14 +459,14 @@ class TreeClassifier(TreePredicting, Closing):
             for future in self._pending.all():  # or the copy may hear of one after it has forgotten
                 self._pending.wait(future)
             self._counts.save_nothing()  # they may only be too low, whenever this is cut short
-            self._keys.clear()
-            gone = {
-                leaf: int(self.leaves.call(leaf, "forget_label", label)) for leaf in self._sizes
-            }
-            for leaf, count in gone.items():
-                self._sizes[leaf] -= count
-                self._counts.lower(leaf, count)
-                self._read_keys(leaf)
+            gone = sum(self._forgotten(leaf, label) for leaf in self._sizes)
+            try:
+                self._keys.clear()
+                for leaf in self._sizes:
+                    self._read_keys(leaf)
+            except BaseException:  # what is not in the index could be taught twice
+                self._stopped = StoreError("The keys could not be read: open the tree again.")
+                raise
             self._counts.save()
             if self._copy is not None:
                 self._copy.forget(label)
@@ -479,7 +479,17 @@ class TreeClassifier(TreePredicting, Closing):
                 StoreWarning,
                 stacklevel=2,
             )
-        return sum(gone.values())
+        return gone
+
+    def _forgotten(self, leaf: int, label: str) -> int:
+        """Have a leaf forget a label; returns how many, even if it had to be told twice."""
+        before, _ = self.leaves.call(leaf, "extent")
+        self._counts.set(leaf, 0)  # until it is known
+        self.leaves.call(leaf, "forget_label", label)
+        after, _ = self.leaves.call(leaf, "extent")
+        self._counts.set(leaf, after)
+        self._sizes[leaf] = after
+        return int(before - after)
 
     def consolidate(self, epochs: int = 10) -> None:
         """Train every leaf offline over its own memory, one after the other.
@@ -508,10 +518,13 @@ class TreeClassifier(TreePredicting, Closing):
     def verify(self) -> TreeReport:
         """Have every leaf read and check what it has; lessons for the leaf whose turn it is wait.
 
-        What a leaf holds less than it acknowledged, and keys that are there twice, are told too.
+        What a leaf holds less than it acknowledged, keys that are there twice, and examples that
+        the second copy lacks are told too.
         """
         with self._changing:
-            return checked(sorted(self._sizes), self._place.counts(), self._check)
+            copy = None if self._copy is None else self._copy.address
+            leaves, counts = sorted(self._sizes), self._place.counts()
+            return checked(leaves, counts, self._check, copy=copy)
 
     def _check(self, leaf: int) -> tuple[Report, list[str]]:
         with self._occupied(leaf):
