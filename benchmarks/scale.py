@@ -6,7 +6,7 @@
     python -m benchmarks.scale memory
     python -m benchmarks.scale regions DATA
     python -m benchmarks.scale encode [--workers 1,2,4] [--ray]
-    python -m benchmarks.scale serve | stopped | labels DATA
+    python -m benchmarks.scale serve | stopped | split | labels DATA
     python -m benchmarks.scale billion [--simulate 10000000] [--capacity 1000000] [--cpus 1]
 
 `capacity` is the paper's ablation of node capacities: accuracy over the whole task as examples
@@ -37,6 +37,7 @@ import PIL.Image
 import torch
 from benchmarks.scale_encode import encode
 from benchmarks.scale_serve import many_labels, serve, stopped
+from benchmarks.scale_split import split
 from torch import Tensor
 
 from anytimecl import AnytimeClassifier
@@ -713,6 +714,10 @@ def main(words: Sequence[str] | None = None) -> None:
     one.add_argument("--leaves", type=int, default=4)
     one.add_argument("--seconds", type=float, default=10.0)
     one.set_defaults(run=stopped)
+    one = kinds.add_parser("split")
+    one.add_argument("--examples", type=int, default=10_000)
+    one.add_argument("--seconds", type=float, default=20.0, help="of lessons before")
+    one.set_defaults(run=split)
     one = kinds.add_parser("labels")
     one.add_argument("data", type=Path)
     one.add_argument("--counts", default="1000,5000,10000,17000")
