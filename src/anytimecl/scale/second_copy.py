@@ -1,4 +1,4 @@
-"""A second copy of every lesson, elsewhere: another disk, or a store that fsspec reaches.
+"""A second copy of every lesson, elsewhere: another disk, a store that fsspec reaches, or a log.
 
 Lessons are written here once a leaf has them, before they are acknowledged, as lines of JSON. The
 leaves are the truth; this is what is left when their disk is gone.
@@ -26,6 +26,7 @@ from anytimecl.errors import StoreError
 from anytimecl.files import replacing, sync
 from anytimecl.memory import StoreWarning
 from anytimecl.scale.leaf import LeafLesson
+from anytimecl.scale.log_service import SCHEME, LogService
 
 T = TypeVar("T")
 ABOUT = "copy.json"
@@ -354,7 +355,6 @@ class _Objects:
 
 
 def _place(address: str) -> Any:
-    make: Callable[[], Any] = (
-        (lambda: _Objects(address)) if "://" in address else (lambda: _Folder(Path(address)))
-    )
-    return make()
+    if address.startswith(f"{SCHEME}://"):
+        return LogService(address)
+    return _Objects(address) if "://" in address else _Folder(Path(address))
