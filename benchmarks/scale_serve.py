@@ -73,6 +73,7 @@ def serve(given: argparse.Namespace) -> None:
     from anytimecl.scale.serving.hosts import AnswerHost, Encoders, KeeperHost, ServedMemory
     from anytimecl.scale.serving.state import taken_from
 
+    torch.set_num_threads(1)  # as a replica has: sums in other parts have other last bits
     model = backbones.load("embedded")
     labels = [f"thing {number}" for number in range(given.labels)]
     with tempfile.TemporaryDirectory() as name, ray_here(8) as ray:

@@ -24,6 +24,7 @@ from anytimecl.memory import StoreWarning, open_memory
 from anytimecl.memory.database import FILE as MEMORY
 from anytimecl.scale import counts
 from anytimecl.scale import tree as trees
+from anytimecl.scale.leaf import image_vectors
 from anytimecl.scale.leaves import Here, Unreachable, leaf_folder
 from anytimecl.scale.tree import TreeClassifier
 from anytimecl.trainer import Learned
@@ -623,7 +624,7 @@ def test_a_split_holds_up_no_other_leaf(tmp_path: Path, monkeypatch: pytest.Monk
     lessons: dict[int, list[int]] = {full: [], other: []}
     for number in range(20, 60):
         tokens = tree.encode([helpers.picture(number)])
-        vector = trees.image_vectors(tree.backbone, tokens)[0]
+        vector = image_vectors(tree.backbone, tokens)[0]
         lessons[tree.routes.leaf_of(vector)].append(number)
     monkeypatch.setattr(Held, "step", "after divide")
     tree._limit[full] = tree._sizes[full]
@@ -652,7 +653,7 @@ def pictures_of_two_leaves(tree: TreeClassifier) -> tuple[int, int]:
     """Numbers of pictures that were never taught, and belong to different leaves."""
     found: dict[int, int] = {}
     for number in range(1000, 1200):
-        vector = trees.image_vectors(tree.backbone, tree.encode([helpers.picture(number)]))[0]
+        vector = image_vectors(tree.backbone, tree.encode([helpers.picture(number)]))[0]
         found.setdefault(tree.routes.leaf_of(vector), number)
     one, other = list(found.values())[:2]
     return one, other

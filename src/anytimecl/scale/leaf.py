@@ -17,12 +17,14 @@ from anytimecl.blend import Blend, Opinions, blend, none_of_these, speakers
 from anytimecl.checkpoint import Checkpoint
 from anytimecl.checkpointer import CHECKPOINT
 from anytimecl.classifier import AnytimeClassifier
+from anytimecl.codec import Codec
+from anytimecl.errors import StoreError
 from anytimecl.experts import GaussianExpert
 from anytimecl.files import sync_all
 from anytimecl.memory import Report, Store, open_memory, verify
 from anytimecl.model import VECTORS
 from anytimecl.predicting import AskedLabels, digest_of
-from anytimecl.recording import Record
+from anytimecl.recording import Record, RecordError
 from anytimecl.registry import Choice
 from anytimecl.sampling import SAMPLERS
 from anytimecl.scale.instances import instances_of
@@ -77,6 +79,15 @@ def image_vectors(backbone: Backbone, tokens: Tensor | TailInput) -> Tensor:
     """Unit vectors [image, dim] of the original model, by which images find their leaf."""
     with torch.no_grad():
         return images_of(backbone.tail, backbone.spec.tail, tokens)
+
+
+def vector_of(backbone: Backbone, codec: Codec, record: bytes) -> Tensor:
+    """Of a record [dim], as whoever divides a leaf will see it; RecordError if it is damaged."""
+    try:
+        tokens = codec.decode([record], backbone.device)
+    except StoreError as error:
+        raise RecordError(str(error)) from error
+    return image_vectors(backbone, tokens)[0].cpu()
 
 
 class Leaf(AnytimeClassifier):

@@ -34,9 +34,9 @@ from anytimecl.scale import splitting
 from anytimecl.scale.answers import pooled
 from anytimecl.scale.counts import Counts
 from anytimecl.scale.keys import KeyIndex, OneAtATime
-from anytimecl.scale.leaf import LeafLesson, image_vectors
+from anytimecl.scale.leaf import LeafLesson, vector_of
 from anytimecl.scale.leaves import Health, Here, Leaves, Unreachable, leaf_folder
-from anytimecl.scale.pending import Lessons, Silence
+from anytimecl.scale.pending import PENDING, Lessons, MustWait, Silence
 from anytimecl.scale.routes import Routes
 from anytimecl.scale.second_copy import SecondCopy, then
 from anytimecl.scale.shortlist import ManyLabels
@@ -263,10 +263,12 @@ class TreeClassifier(TreePredicting, Closing):
         key: str | None = None,
         content: int | None = None,
         vector: Tensor | None = None,
+        may_wait: bool = True,
     ) -> Future[Learned]:
         """Send a record to its leaf. It counts once the result is there; until then it may wait.
 
-        With too much on its way to that leaf, this itself waits. `content` is the digest of the
+        With too much on its way to that leaf, or while it splits, this itself waits or, unless it
+        `may_wait`, raises `MustWait`, which says what for. `content` is the digest of the
         image's tokens (`digest_of`), by which a leaf knows an image again. `vector` [dim] is that
         of the record, if somebody has looked at it already; else it is checked here.
         """
@@ -275,27 +277,26 @@ class TreeClassifier(TreePredicting, Closing):
         if chosen is not None and label not in chosen:
             raise LabelError(f"The label {label!r} is not among its candidates.")
         if vector is None:
-            tokens = self.codec.decode([record], self.backbone.device)  # refuses what is damaged
-            vector = image_vectors(self.backbone, tokens)[0].cpu()
+            vector = vector_of(self.backbone, self.codec, record)
         if self._copy is not None and key is None:
             key = uuid.uuid4().hex  # it may be taught again from the copy
         lesson = LeafLesson(record, label, chosen, key, content)
         self.leaves.introduce([label, *(chosen or ())])  # now, when no lock is held
         if key is None:
-            return self._sent(lesson, vector)
+            return self._sent(lesson, vector, may_wait)
         self._pending.check(self.routes.leaf_of(vector))
         # A second lesson under the same key waits for the first.
         if not self._teaching.enter(key, self._pending.stuck):
             raise Unreachable(f"A lesson under the key {key!r} is on its way since long.")
         try:
-            future = self._sent(lesson, vector)
+            future = self._sent(lesson, vector, may_wait)
         except BaseException:
             self._teaching.leave(key)
             raise
         future.add_done_callback(lambda _: self._teaching.leave(key))
         return future
 
-    def _sent(self, lesson: LeafLesson, vector: Tensor) -> Future[Learned]:
+    def _sent(self, lesson: LeafLesson, vector: Tensor, may_wait: bool) -> Future[Learned]:
         """To its leaf, unless another leaf has learned its key."""
         without: set[int] = set()  # leaves that do not have the key
         while True:
@@ -305,11 +306,14 @@ class TreeClassifier(TreePredicting, Closing):
                 leaf = self.routes.leaf_of(vector)
                 others = self._holders(lesson.key) - {leaf} - without
                 split = self._splitting.get(leaf)
-                first = None if others else split or self._pending.before(leaf)
+                room = 1 if may_wait else PENDING // 2
+                first = None if others else split or self._pending.before(leaf, room)
                 if not others and first is None:
                     future = self._taught(leaf, lesson)
                     break
             if first is not None:
+                if not may_wait:
+                    raise MustWait(first)
                 self._pending.wait(first)  # its own caller sees what went wrong
             elif known := self._known(others.pop(), lesson, without):
                 future = Future()
