@@ -21,6 +21,7 @@ from anytimecl.scale.leaves import Here
 from anytimecl.scale.pending import PENDING
 from anytimecl.scale.record_host import EncodedImage
 from anytimecl.scale.router import RouterHost
+from anytimecl.scale.tree_folder import TreeFolder, TreeInUse
 from anytimecl.trainer import Learned
 
 WAITING = 12  # of which each would take one of the two threads
@@ -62,14 +63,19 @@ class Unmeasured:
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RouterHost]:
-    """A router of two leaves in this process, with two threads for lessons."""
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model for routers in this process, with two threads for lessons."""
     monkeypatch.setattr(router, "THREADS", {**router.THREADS, "learn": 2})
     monkeypatch.setattr(router, "on_ray", lambda **_: Held)
     monkeypatch.setattr(router, "import_ray", lambda: None)
     monkeypatch.setattr(router, "encoders_on", lambda *_: [])
     monkeypatch.setattr(router, "RouterMetrics", Unmeasured)
-    model = str(tiny.clip(tmp_path / "model"))
+    return str(tiny.clip(tmp_path / "model"))
+
+
+@pytest.fixture
+def host(tmp_path: Path, model: str) -> Iterator[RouterHost]:
+    """A router of two leaves."""
     made = RouterHost(str(tmp_path / "tree"), model, 8, 1, 1.0)
     leaves = made._tree.leaves
     assert isinstance(leaves, Held)
@@ -147,3 +153,21 @@ def test_lessons_that_are_too_many_for_a_leaf_hold_up_no_other(host: RouterHost)
         await asyncio.wait_for(asyncio.gather(*own), 60)
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_router_that_is_started_again_waits_for_the_lock_of_the_one_before(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    monkeypatch.setattr(router, "_started_again", lambda: again)
+    monkeypatch.setattr(router, "PAUSE", 0.05)
+    before = TreeFolder(tmp_path / "tree")
+    if not again:
+        with pytest.raises(TreeInUse):
+            RouterHost(str(tmp_path / "tree"), model, 8, 1, 1.0)
+        before.close()
+        return
+    release = threading.Timer(1.0, before.close)
+    release.start()
+    RouterHost(str(tmp_path / "tree"), model, 8, 1, 1.0)._tree.close()
+    release.join()

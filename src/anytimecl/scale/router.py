@@ -26,19 +26,21 @@ from anytimecl.memory.database import Durability
 from anytimecl.prediction import THRESHOLD
 from anytimecl.scale.answers import TreePrediction
 from anytimecl.scale.leaf_host import NAMESPACE, connect_ray, import_ray
-from anytimecl.scale.leaves import Health
+from anytimecl.scale.leaves import Health, Unreachable
 from anytimecl.scale.on_ray import OnRay, on_ray
 from anytimecl.scale.pending import MustWait
 from anytimecl.scale.ray_metrics import RouterMetrics
 from anytimecl.scale.record_host import EncodedImage, Looked, RecordMaker, encoders_on
 from anytimecl.scale.snapshots import TreeReport
 from anytimecl.scale.tree import TreeClassifier
+from anytimecl.scale.tree_folder import TreeInUse
 from anytimecl.trainer import Learned
 
 T = TypeVar("T")
 NAME = "router"
 TOGETHER = 32  # images that travel in one call
 AGAIN_FOR, PAUSE = 120.0, 0.5  # seconds that a router that is gone is waited for, and between looks
+LEFT_FOR = 600.0  # seconds that a router that is started again waits until it has the tree
 # Calls of a kind that the router works on side by side; what waits for a leaf takes no thread.
 AT_ONCE = {"learn": 1000, "ask": 1000, "control": 100}
 THREADS = {"learn": 128, "ask": 64, "control": 4, "encode": 1}
@@ -46,6 +48,26 @@ THREADS = {"learn": 128, "ask": 64, "control": 4, "encode": 1}
 
 class AlreadyUp(AnytimeError):
     """A tree runs on the cluster."""
+
+
+def _opened(folder: str, **options: Any) -> TreeClassifier:
+    """The tree. A router that is started again waits for what is left of the one before it.
+
+    Its lock may outlive it for a while, on a disk of many nodes; and an actor whose making fails is
+    never started again.
+    """
+    end = time.monotonic() + LEFT_FOR
+    while True:
+        try:
+            return TreeClassifier.open(folder, **options)
+        except (TreeInUse, Unreachable):
+            if time.monotonic() > end or not _started_again():
+                raise
+        time.sleep(PAUSE)
+
+
+def _started_again() -> bool:
+    return bool(import_ray().get_runtime_context().was_current_actor_reconstructed)
 
 
 class RouterHost:
@@ -63,7 +85,7 @@ class RouterHost:
         copy_to: str | None = None,
         encoders: int = 0,
     ) -> None:
-        self._tree = tree = TreeClassifier.open(
+        self._tree = tree = _opened(
             folder,
             model=model,
             capacity=capacity,
