@@ -55,7 +55,11 @@ def ray_here(cpus: int) -> Iterator[Any]:
     import ray
 
     ray.init(
-        num_cpus=cpus, include_dashboard=False, log_to_driver=False, object_store_memory=400_000_000
+        address="local",  # not that of somebody else on this machine
+        num_cpus=cpus,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=400_000_000,
     )
     try:
         yield ray

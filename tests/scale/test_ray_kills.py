@@ -50,7 +50,8 @@ class Teachers:
                 try:
                     self._tree.learn_one(image, label, key=f"lesson {number}")
                 except Exception as error:  # whatever it was, nobody has acknowledged it
-                    sys.stderr.write(f"lesson {number}: {type(error).__name__}\n")
+                    told = f"{type(error).__name__}: {error}".replace("\n", " ")
+                    sys.stderr.write(f"lesson {number}: {told:.200}\n")
                     if self._halt.is_set():
                         return
                     time.sleep(0.5)
