@@ -151,6 +151,8 @@ def move(
             key = None  # another example has it by now
         if isinstance(key, RequestKey):
             store.keys.add(key, example)  # with the label or not at all: a retry must not miss it
+        if place.key is not None and key != place.key:
+            store.keys.add_former(place.key, example, before[-1])
         store.records.rewrite(example, store.vocabulary.add_example(label), key)
         store.vocabulary.drop_example(place.label)
     data: dict[str, Any] = {"examples": list(examples), "label": label}
