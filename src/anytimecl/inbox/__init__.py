@@ -63,7 +63,7 @@ class Item(NamedTuple):
     proposals: tuple[Proposal, ...]
 
 
-class _Known(NamedTuple):
+class Known(NamedTuple):
     """The closed-form experts, and the labels that they are asked about."""
 
     model: Model
@@ -81,6 +81,18 @@ class _Known(NamedTuple):
 
     def best(self, asked: Beliefs, others: Beliefs, chance: float) -> int:
         return most_telling(self.model.gaussian, asked, others, self.rows, chance)
+
+
+@contextmanager
+def knowing(clf: AnytimeClassifier, wanted: Sequence[str] = ()) -> Iterator[Known]:
+    """What is known now, which does not change meanwhile; of every label taught, and of these."""
+    labels = clf.labels
+    names = [*labels, *(label for label in wanted if label not in set(labels))]
+    text = torch.empty(0, clf.backbone.spec.dim)
+    if names:
+        text = clf.backbone.embed_labels(names, clf.settings.templates)
+    with torch.no_grad(), clf._lock.reading():
+        yield Known(clf._trainer.model, names, text.float().cpu())
 
 
 class Inbox:
@@ -208,7 +220,7 @@ class Inbox:
             left = self._open()
             if not left:
                 return []
-            with self._known() as known:
+            with knowing(self.clf, self._wanted) as known:
                 names = known.names
                 if not names:
                     return []
@@ -284,7 +296,7 @@ class Inbox:
         looked = list(dict.fromkeys([*promising, *others]))
         draw = random.Random(self._turn)
         some = draw.sample(left, min(OTHERS, len(left)))
-        with self._known() as known:
+        with knowing(self.clf, self._wanted) as known:
             asked = known.say(self._stacked(looked))
             stale.update(zip(looked, asked.doubt.tolist(), strict=True))
             return looked[known.best(asked, known.say(self._stacked(some)), draw.random())]
@@ -292,18 +304,6 @@ class Inbox:
     def _stacked(self, numbers: Sequence[int]) -> Tensor:
         vectors = self._state.vectors
         return torch.from_numpy(np.stack([vectors[self._keys[n]] for n in numbers])).float()
-
-    @contextmanager
-    def _known(self) -> Iterator[_Known]:
-        """What is known now, which does not change meanwhile."""
-        clf = self.clf
-        labels = clf.labels
-        names = [*labels, *(label for label in self._wanted if label not in set(labels))]
-        text = torch.empty(0, clf.backbone.spec.dim)
-        if names:
-            text = clf.backbone.embed_labels(names, clf.settings.templates)
-        with torch.no_grad(), clf._lock.reading():
-            yield _Known(clf._trainer.model, names, text.float().cpu())
 
     def _item(self, number: int) -> Item:
         """With what all experts together propose."""
