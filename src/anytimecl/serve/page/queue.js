@@ -154,7 +154,8 @@ export const labelsChanged = () => { if (items.some((item) => item.state === "un
 
 // The next picture that nobody has taught yet, for who works through them by keys.
 export function next() {
-  const waiting = inOrder().filter((item) => !item.taught && item.state !== "failed" && item !== onDesk());
-  const after = telling() ? waiting[0] : waiting.find((item) => item.number > (onDesk()?.number ?? 0)) ?? waiting[0];
+  const order = inOrder();
+  const waits = (item) => !item.taught && item.state !== "failed" && item !== onDesk();
+  const after = order.slice(order.indexOf(onDesk()) + 1).find(waits) ?? order.find(waits);
   if (after) { put(after); show(); }
 }
