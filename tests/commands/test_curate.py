@@ -44,6 +44,9 @@ def test_examples_and_corrections(run: Run, learned: Path) -> None:
 def test_labels_as_files(run: Run, learned: Path) -> None:
     assert run("labels", "out.csv", "--memory", learned).exit_code == 0
     assert len(Path("out.csv").read_text().splitlines()) == 13
+    missing = run("labels", "no/out.csv", "--memory", learned)
+    assert missing.exit_code == 2
+    assert "the folder no is not there: make it first" in missing.stderr
     assert run("labels", "out", "--memory", learned).exit_code == 0
     assert sorted(folder.name for folder in Path("out").iterdir()) == sorted(labels_in(learned))
 
@@ -63,7 +66,7 @@ def test_labels_that_look_like_commands_are_written_with_a_sign(
     run: Run, photos: Path, model: Path
 ) -> None:
     given = ["label", str(photos / "test"), "--memory", "m", "--model", str(model)]
-    result = CliRunner().invoke(app, given, input="7\n=7\n=s\n1\n")
+    result = CliRunner().invoke(app, given, input="7\n?\ny\n=7\n=s\n1\n")
     assert result.exit_code == 0, result.output
     assert "as 7, a new label" in result.stdout
     assert labels_in("m") in ({"7": 2, "s": 1}, {"7": 1, "s": 2})  # the last got the likelier one

@@ -6,7 +6,7 @@ import json
 import re
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -335,7 +335,7 @@ def _dealt(inbox: Inbox, item: Item, given: str) -> Item | None:
         elif given == "s":
             inbox.skip(item)
         else:
-            chosen = _chosen(item, given)
+            chosen = _chosen(item, given, inbox.clf.labels)
             if chosen is None:
                 typer.echo(_HELP, err=True)
                 return item
@@ -348,10 +348,13 @@ def _dealt(inbox: Inbox, item: Item, given: str) -> Item | None:
     return inbox.next()
 
 
-def _chosen(item: Item, given: str) -> str | None:
+def _chosen(item: Item, given: str, known: Sequence[str]) -> str | None:
+    """The label that was meant; None: a slip more likely than a label, such as y or ?."""
     if given == "" or given.isdecimal():
         place = int(given or 1) - 1
         return item.proposals[place].label if 0 <= place < len(item.proposals) else None
+    if len(given) == 1 and given.isascii() and given not in known:
+        return None
     return given.removeprefix("=").strip() or None
 
 
