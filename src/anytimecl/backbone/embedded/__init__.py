@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 TEXT_FILES = (
     "names.safetensors", "names.txt", "text.safetensors", "text_config.json",
-    "text_tokenizer.json",
+    "text_tokenizer.json", "wordnet.txt",
 )  # fmt: skip
 Report = Callable[[fetch.Wheel], AbstractContextManager[fetch.Watch]]
 

@@ -34,12 +34,14 @@ class NameEncoder(NamedTuple):
         )
 
     @torch.no_grad()
-    def __call__(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Word pieces [name, piece] to unit vectors [name, dim]; `mask` is 0 where a name ends."""
+    def __call__(self, ids: Tensor, mask: Tensor, name: Tensor) -> Tensor:
+        """Word pieces [text, piece] to unit vectors [text, dim].
+
+        `mask` is 0 where a text ends, `name` where the name in it does.
+        """
         read = self._read(ids, mask)
-        weight = mask.unsqueeze(-1).to(read.dtype)
-        mean = F.normalize((read * weight).sum(1) / weight.sum(1), dim=-1)
-        return F.normalize(self._linear("head", mean * math.sqrt(mean.shape[-1])), dim=-1)
+        pooled = torch.cat([mean(read, mask), mean(read, name)], dim=-1)
+        return F.normalize(self._linear("head", pooled), dim=-1)
 
     def _read(self, ids: Tensor, mask: Tensor) -> Tensor:
         """What the last block says of every piece, [name, piece, width]."""
@@ -76,3 +78,10 @@ class NameEncoder(NamedTuple):
     def _norm(self, name: str, x: Tensor) -> Tensor:
         gain, shift = (self.weights[f"{name}.LayerNorm.{part}"] for part in ("weight", "bias"))
         return F.layer_norm(x, x.shape[-1:], gain, shift, self.norm_eps)
+
+
+def mean(read: Tensor, mask: Tensor) -> Tensor:
+    """Over the marked pieces, its length made the same for every text [text, width]."""
+    weight = mask.unsqueeze(-1).to(read.dtype)
+    found = F.normalize((read * weight).sum(1) / weight.sum(1), dim=-1)
+    return found * math.sqrt(found.shape[-1])

