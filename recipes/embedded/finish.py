@@ -2,13 +2,14 @@
 
     python -m recipes.embedded.finish INPUTS VALIDATION EVERYTHING
 
-Both are files that `recipes.embedded.train` wrote, of the same settings. The one with names held out
-says how far to trust the table of known names and how sure to be; the other is shipped. Writes
-`text.safetensors` into the package, and `report.json` beside this file.
+Both are files that `recipes.embedded.train` wrote, of the same settings. The one with names held
+out says how far to trust the table of known names and how sure to be; the other is shipped. Writes
+`text.safetensors` into the package, and `report.json` and `taught.txt` beside this file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import zipfile
@@ -27,9 +28,8 @@ from anytimecl.backbone.embedded.wordnet import Nouns
 from recipes.embedded.encoder import load_weights
 from recipes.embedded.inputs import Inputs
 from recipes.embedded.pack import HELD_OUT, RIDGE
+from recipes.embedded.targets import LEFT_OUT, WHEEL
 from recipes.embedded.validate import fit_scale, validate
-
-MAP = "map."
 
 
 def changes(inputs: Path, trained: Path) -> dict[str, Tensor]:
@@ -67,13 +67,31 @@ def main(folder: Path, validation: Path, everything: Path) -> None:
     own = full(inputs.first)
     report = validate(own, bare(inputs.first), full, inputs)
     report |= fit_scale(own, inputs, report["trust"])
-    (Path(__file__).with_name("report.json")).write_text(json.dumps(report, indent=2) + "\n")
+    # Label sets have names of the table and others: half-way between what is best for each.
+    report["logit_scale"] = (report["scale_any"] + report["scale_known"]) / 2
+    Path(__file__).with_name("report.json").write_text(json.dumps(report, indent=2) + "\n")
+    write_taught(inputs)
     print(json.dumps(report, indent=2))
     shipped = changes(folder, everything)
     facts = {name: report[name] for name in ("logit_scale", "trust")}
     out = Path(text.__file__).with_name(text.TUNED)
     save_file(shipped, out, {"facts": json.dumps(facts)})
     print(f"{out.name}: {out.stat().st_size / 1e6:.2f} MB")
+
+
+def write_taught(inputs: Inputs) -> None:
+    """Digests of all names that training had, but for those of the wheel, which all have."""
+    names = {s for names in inputs.synonyms for s in names}
+    for source, found in inputs.sources.items():
+        if source not in (WHEEL, *LEFT_OUT):
+            names |= set(found)
+    lines = sorted(digest(name) for name in names)
+    Path(__file__).with_name("taught.txt").write_text("\n".join(lines) + "\n")
+
+
+def digest(name: str) -> str:
+    """Enough of one to tell whether a name was taught, and not to list what was."""
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The vectors that names are to get, in CLIP ViT-B/16's space of plain names.
 
-True ones are taken as they are. Those of ViT-B/32, and those made with prompts, are mapped: one matrix
-for all sources, fitted on the names that have a true vector, and an offset for each source.
+True ones are taken as they are. Those of ViT-B/32, and those made with prompts, are mapped: one
+matrix for all sources, fitted on the names that have a true vector, and an offset for each source.
 """
 
 from __future__ import annotations

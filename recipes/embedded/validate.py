@@ -10,9 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recipes.embedded.encoder import NameEncoder
 from recipes.embedded.inputs import Inputs
-
 
 Encode = Callable[[list[str]], Tensor]
 
@@ -89,7 +87,7 @@ def fit_scale(
     vectors, held = leaning(own, inputs, trust), torch.where(inputs.held)[0]
     known = torch.tensor([name in inputs.sources["wheel"] for name in inputs.first])
     found: dict[str, Any] = {}
-    for kind, classes in (("", held), ("_known", held[known[held]])):
+    for kind, classes in (("any", held), ("known", held[known[held]])):
         random = np.random.default_rng(0)
         nll = dict.fromkeys(range(40, 221, 5), 0.0)
         for _ in range(rounds):
@@ -98,5 +96,5 @@ def fit_scale(
             for scale in nll:
                 nll[scale] += F.cross_entropy(scale * logits, truth).item() / rounds
         best = min(nll, key=lambda scale: nll[scale])
-        found |= {f"logit_scale{kind}": best, f"scale_nll{kind}": nll[best]}
+        found |= {f"scale_{kind}": best, f"scale_nll_{kind}": nll[best]}
     return found

@@ -11,40 +11,57 @@ import pytest
 import torch
 import torch.nn.functional as F
 from recipes.embedded import encoder as recipe
-from tokenizers import Tokenizer, models, pre_tokenizers
+from recipes.embedded.pieces import Pieces
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import BertConfig, BertModel
 
 from anytimecl.backbone import embedded
 from anytimecl.backbone.embedded import text
 from anytimecl.backbone.embedded.encoder import NameEncoder
+from anytimecl.backbone.embedded.wordnet import Nouns
 from anytimecl.errors import ModelError
 
 CONFIG = {
-    "vocab_size": 8,
-    "hidden_size": 32,
+    "vocab_size": 10,
+    "hidden_size": 24,
     "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+    "num_attention_heads": 12,
     "intermediate_size": 48,
     "max_position_embeddings": 40,
     "layer_norm_eps": 1e-12,
 }
-WORDS = ["[PAD]", "[UNK]", "red", "fox", "dog", "tabby", "cat", "a"]
+WORDS = ["[PAD]", "[UNK]", "red", "fox", "dog", "tabby", "cat", "a", "[CLS]", "[SEP]"]
+
+
+NOUNS = Nouns(b"cat\tdog\nred fox\ta dog")
 
 
 @pytest.fixture
-def trained() -> recipe.NameEncoder:
+def bert() -> BertModel:
     torch.manual_seed(0)
-    return recipe.NameEncoder.untrained(CONFIG).eval()
+    return BertModel(BertConfig(**CONFIG), add_pooling_layer=False).eval()
 
 
 @pytest.fixture
-def encoder(trained: recipe.NameEncoder) -> NameEncoder:
-    return NameEncoder.of(CONFIG, trained.state_dict())
+def weights(bert: BertModel) -> dict[str, torch.Tensor]:
+    head = torch.nn.Linear(2 * CONFIG["hidden_size"], text.DIM)
+    found = {f"bert.{name}": value for name, value in bert.state_dict().items()}
+    return found | {"head.weight": head.weight.detach(), "head.bias": head.bias.detach()}
+
+
+@pytest.fixture
+def encoder(weights: dict[str, torch.Tensor]) -> NameEncoder:
+    return NameEncoder.of(CONFIG, weights)
 
 
 @pytest.fixture
 def tokenizer() -> Tokenizer:
     made = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
+    ends = [(mark, WORDS.index(mark)) for mark in ("[CLS]", "[SEP]")]
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=ends
+    )
     return made
 
 
@@ -96,15 +113,36 @@ def test_map_is_affine_and_gives_unit_vectors() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("lengths", [[3], [3, 3], [5, 1, 4]])
+@pytest.mark.parametrize("lengths", [[3], [3, 3], [5, 2, 4]])
 def test_what_runs_is_what_was_trained(
-    trained: recipe.NameEncoder, encoder: NameEncoder, lengths: list[int]
+    bert: BertModel, weights: dict[str, torch.Tensor], encoder: NameEncoder, lengths: list[int]
 ) -> None:
-    """Bit for bit: memories keep vectors that `transformers` gave."""
+    """Both against `transformers`, with the means written out."""
     random = torch.Generator().manual_seed(0)
     ids = torch.randint(1, len(WORDS), (len(lengths), max(lengths)), generator=random)
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
-    assert torch.equal(encoder(ids * mask, mask), trained(ids * mask, mask))
+    name = mask * (torch.arange(max(lengths)) < 2)
+    read = bert(input_ids=ids * mask, attention_mask=mask).last_hidden_state
+    expected = []
+    for row, length in enumerate(lengths):
+        means = [read[row, :length].mean(0), read[row, :2].mean(0)]
+        pooled = torch.cat([m / m.norm() * CONFIG["hidden_size"] ** 0.5 for m in means])
+        vector = weights["head.weight"] @ pooled + weights["head.bias"]
+        expected.append(vector / vector.norm())
+    given = encoder(ids * mask, mask, name)
+    assert torch.allclose(given, torch.stack(expected), atol=1e-5)
+    trained = recipe.NameEncoder(weights, "cpu")
+    trained.dtype = torch.float32
+    assert torch.allclose(trained(Pieces(ids * mask, mask, name)), given, atol=1e-5)
+
+
+def test_a_name_is_read_beside_its_context(encoder: NameEncoder, tokenizer: Tokenizer) -> None:
+    with_it = text.EmbeddedText(encoder, tokenizer, NOUNS, None, 1.0)
+    without = text.EmbeddedText(encoder, tokenizer, Nouns(b""), None, 1.0)
+    assert torch.equal(with_it(["a"]), without(["a"]))
+    assert not torch.allclose(with_it(["cat"]), without(["cat"]))
+    assert text.with_context("cat", "dog") == "cat, dog"
+    assert text.with_context("cat", "") == "cat"
 
 
 def test_it_is_read_when_the_first_label_needs_it(
@@ -114,7 +152,7 @@ def test_it_is_read_when_the_first_label_needs_it(
 
     def read() -> text.EmbeddedText:
         reads.append(1)
-        return text.EmbeddedText(encoder, tokenizer, None, 1.0)
+        return text.EmbeddedText(encoder, tokenizer, NOUNS, None, 1.0)
 
     side = text.WhenAsked(read)
     assert not reads
@@ -128,8 +166,8 @@ def test_a_known_name_leans_on_its_vector(
     encoder: NameEncoder, tokenizer: Tokenizer, trust: float
 ) -> None:
     known = known_names()
-    alone = text.EmbeddedText(encoder, tokenizer, None, trust)(["Dog", "tabby cat"])
-    both = text.EmbeddedText(encoder, tokenizer, known, trust)(["Dog", "tabby cat"])
+    alone = text.EmbeddedText(encoder, tokenizer, NOUNS, None, trust)(["Dog", "tabby cat"])
+    both = text.EmbeddedText(encoder, tokenizer, NOUNS, known, trust)(["Dog", "tabby cat"])
     expected = F.normalize(trust * known.vectors[0] + (1 - trust) * alone[0], dim=-1)
     assert torch.allclose(both[0], expected, atol=1e-6)
     assert torch.equal(both[1], alone[1])
@@ -139,7 +177,7 @@ def test_a_vector_does_not_depend_on_its_neighbours(
     encoder: NameEncoder, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ["a red fox", "dog", "cat", "tabby cat", "a a a a dog", "red"]
-    embed = text.EmbeddedText(encoder, tokenizer, known_names(), 0.5)
+    embed = text.EmbeddedText(encoder, tokenizer, NOUNS, known_names(), 0.5)
     together = embed(names)
     assert torch.allclose(together, torch.cat([embed([name]) for name in names]), atol=1e-5)
     monkeypatch.setattr(text, "BATCH", 2)
@@ -147,7 +185,7 @@ def test_a_vector_does_not_depend_on_its_neighbours(
 
 
 def test_nothing_gives_nothing(encoder: NameEncoder, tokenizer: Tokenizer) -> None:
-    assert text.EmbeddedText(encoder, tokenizer, None, 1.0)([]).shape == (0, text.DIM)
+    assert text.EmbeddedText(encoder, tokenizer, NOUNS, None, 1.0)([]).shape == (0, text.DIM)
 
 
 class _Evil:
@@ -191,6 +229,10 @@ class TestEmbedded:
         similarity = side(names) @ side(names).T
         similarity.fill_diagonal_(-1)
         assert similarity.argmax(1).tolist() == [1, 0, 3, 2, 5, 4]
+
+    def test_german_names_are_their_english_ones(self, side: text.EmbeddedText) -> None:
+        assert torch.equal(side(["Schäferhund"]), side(["german shepherd"]))
+        assert torch.equal(side(["Rote Rosen"]), side(["red rose"]))
 
     def test_the_table_can_be_left_out(self, side: text.EmbeddedText) -> None:
         alone = text.EmbeddedText.load(embedded.folder(), look_up=False)

@@ -240,7 +240,10 @@ def identity() -> str:
             digest.update(wheel.sha256.encode())
     apart = ("wheels.json", "prior.safetensors")  # a prior changes no feature; memories keep theirs
     for file in sorted(Path(__file__).parent.rglob("*")):
-        if file.suffix in (".safetensors", ".npz", ".json") and file.name not in apart:
+        if (
+            file.suffix in (".safetensors", ".npz", ".json", ".xz", ".txt")
+            and file.name not in apart
+        ):
             digest.update(sha256_of(file).encode())
     return digest.hexdigest()
 
