@@ -38,6 +38,13 @@ def test_examples_and_corrections(run: Run, learned: Path) -> None:
     result = run("undo", "--steps", 3, "--memory", learned)
     assert result.exit_code == 0, result.output
     assert "'okapi' is 'cat' again" in result.stdout
+    for words in (("relabel", first["id"], "Dog"), ("rename", "Dog", "CAT")):
+        result = run(*words, "--memory", learned)
+        assert "differs only in case from" in result.stderr
+        assert "`anytimecl merge` makes them one" in result.stderr
+    assert "differs" not in run("rename", "CAT", "lynx", "--memory", learned).stderr
+    assert "differs" not in run("rename", "lynx", "Lynx", "--memory", learned).stderr
+    assert run("undo", "--steps", 4, "--memory", learned).exit_code == 0
     assert labels_in(learned) == {"cat": 4, "dog": 4, "great white shark": 4}
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from anytimecl.commands import _common, _screen
+from anytimecl.commands._layout import cases_known
 from anytimecl.commands.learn import no_images
 from anytimecl.errors import AnytimeError, LabelTakenError, UnknownLabelError
 
@@ -142,6 +143,7 @@ def relabel(
     missing = []
     with _common.owning(memory, model) as classifier:
         stored = [example for example, _ in classifier.memory.ids()]
+        _warn_of_case(label, classifier.labels)
         for first, last in wanted:
             found = stored[bisect_left(stored, first) : bisect_right(stored, last)]
             if not found:
@@ -155,6 +157,12 @@ def relabel(
     _screen.report(missing, "Not relabelled")
     if missing:
         raise typer.Exit(1)
+
+
+def _warn_of_case(label: str, known: Sequence[str]) -> None:
+    for told in cases_known([label], known):
+        told = f"{told} `anytimecl merge` makes them one, `anytimecl undo` takes this back."
+        typer.echo(_screen.printable(told), err=True)
 
 
 def _ranges(text: str) -> Iterator[tuple[int, int]]:
@@ -193,6 +201,7 @@ def rename(
     """Call a label otherwise."""
     with _common.owning(memory, model) as classifier:
         _check_known(classifier, old)
+        _warn_of_case(new, [name for name in classifier.labels if name != old])
         try:
             count = classifier.rename_label(old, new)
         except LabelTakenError as error:
@@ -339,6 +348,7 @@ def _dealt(inbox: Inbox, item: Item, given: str) -> Item | None:
             if chosen is None:
                 typer.echo(_HELP, err=True)
                 return item
+            _warn_of_case(chosen, inbox.clf.labels)
             new = ", a new label" if chosen not in inbox.clf.memory.labels() else ""
             learned = inbox.answer(item, chosen)
             typer.echo(_screen.printable(f"  learned {learned.id} as {chosen}{new}"))
