@@ -96,7 +96,21 @@ def vouching(
     return left_out(expert, images, rows, [expert.step] * len(rows))
 
 
+def one_fewer(
+    expert: gaussian.GaussianExpert, images: Tensor, rows: Sequence[int], examples: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """The label of each counts as one example fewer than it has."""
+    expert.typical()  # labels with all they have are worked out before
+
+    def fewer(space: gaussian.Space, counts: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
+        return predictive(space, counts - 1, means)
+
+    with patch.object(gaussian.Space, "predictive", fewer):
+        return left_out(expert, images, rows, examples)
+
+
 everyone = Opinions.everyone
+predictive = gaussian.Space.predictive
 left_out = gaussian.GaussianExpert.judged_left_out
 VARIANTS: dict[str, Variant] = {
     **{name: Variant(read=lambda o, name=name: blend(name, o)) for name in ("original", "tuned")},
@@ -124,6 +138,9 @@ VARIANTS: dict[str, Variant] = {
     "floor 0.2": Variant(((gaussian, "FLOOR", 0.2),)),
     "evidence: examples stay in Sw": Variant(
         ((gaussian.GaussianExpert, "judged_left_out", vouching),)
+    ),
+    "evidence: one example fewer": Variant(
+        ((gaussian.GaussianExpert, "judged_left_out", one_fewer),)
     ),
     "scores with what is typical": Variant(
         ((Opinions, "everyone", with_typical), (Model, "_fit", fit_with_typical))

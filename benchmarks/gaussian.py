@@ -3,20 +3,22 @@
     python -m benchmarks.gaussian DATA [--tasks pets,resisc12,...] [--shots 1,4,16,0] [--seeds 0,1]
 
 Needs no learning, so all examples of a label (--shots 0) are as quick as one. What is held out is
-what `benchmarks.ablations` holds out. GDA, its nearest peer, stands beside it.
+what `benchmarks.ablations` holds out. GDA, its nearest peer, stands beside it. A second table has
+how often the expert is right about what it learned, each example left out, which is what the pool
+weighs it by: it should be what held-out images get.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import torch
-from benchmarks.ablations import held_out
+from benchmarks.ablations import held_out, one_fewer
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -41,6 +43,11 @@ VARIANTS: dict[str, tuple[str, object]] = {
     "anchor 100": ("ANCHOR", 100.0),
 }
 PEER = "GDA"
+EVIDENCE = {
+    "held-out images": None,
+    "left out": GaussianExpert.judged_left_out,
+    "left out, one fewer": one_fewer,
+}
 
 
 def accuracies(
@@ -58,6 +65,24 @@ def accuracies(
     peer = discriminants(learned.double(), targets, scale)
     found[PEER] = peer(held.double())
     return {title: 100 * float((s.argmax(1) == truth).float().mean()) for title, s in found.items()}
+
+
+def evidence(
+    learned: Tensor, targets: Tensor, held: Tensor, truth: Tensor, prior: Prior | None
+) -> dict[str, float]:
+    """Per cent right: of the held-out images, and of those learned, each left out."""
+    labels, numbers = int(truth.max()) + 1, range(1, len(learned) + 1)
+    expert = GaussianExpert(learned.shape[1], prior)
+    expert.count(numbers, targets.tolist(), learned, labels)
+    found = {}
+    for title, leave_out in EVIDENCE.items():
+        if leave_out is None:
+            told, (scores, typical) = truth, expert.judged(held, range(labels))
+        else:
+            told = targets
+            scores, typical = leave_out(expert, learned, targets.tolist(), numbers)
+        found[title] = 100 * float(((scores - typical).argmax(1) == told).float().mean())
+    return found
 
 
 def vectors_of(archive: Path, backbone: Backbone) -> tuple[Tensor, NDArray[np.int64]]:
@@ -79,6 +104,7 @@ def main(words: Sequence[str] | None = None) -> None:
     given = parser.parse_args(words)
     backbone = load("embedded")
     rows: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    weighed: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for task in given.tasks.split(","):
         vectors, targets = vectors_of(given.data / f"{task}.zip", backbone)
         out = held_out(targets)
@@ -94,14 +120,25 @@ def main(words: Sequence[str] | None = None) -> None:
                 taught = torch.from_numpy(labels[chosen])
                 scale = backbone.spec.logit_scale
                 got = accuracies(learned[chosen], taught, held, truth, backbone.prior, scale)
+                column = f"{task}, {shots or 'all'}"
                 for title, value in got.items():
-                    rows[title][f"{task}, {shots or 'all'}"].append(value)
-    columns = list(rows["as it is"])
-    table = Table("", *VARIANTS, PEER, title="Gaussian expert alone: per cent right")
+                    rows[title][column].append(value)
+                if shots != 1:  # of the only example of a label nothing is said
+                    own_word = evidence(learned[chosen], taught, held, truth, backbone.prior)
+                    for title, value in own_word.items():
+                        weighed[title][column].append(value)
+    told("Gaussian expert alone: per cent right", (*VARIANTS, PEER), rows)
+    told("Evidence: per cent right", EVIDENCE, weighed)
+
+
+def told(title: str, kinds: Iterable[str], rows: Mapping[str, Mapping[str, list[float]]]) -> None:
+    """Mean over seeds, by task and number of examples."""
+    kinds = list(kinds)
+    columns = list(rows[kinds[0]])
+    table = Table("", *kinds, title=title)
     for column in columns:
-        cells = (f"{np.mean(rows[title][column]):.1f}" for title in (*VARIANTS, PEER))
-        table.add_row(column, *cells)
-    means = (np.mean([np.mean(rows[t][c]) for c in columns]) for t in (*VARIANTS, PEER))
+        table.add_row(column, *(f"{np.mean(rows[kind][column]):.1f}" for kind in kinds))
+    means = (np.mean([np.mean(rows[kind][c]) for c in columns]) for kind in kinds)
     table.add_row("mean", *(f"{mean:.2f}" for mean in means))
     Console(width=180).print(table)
 

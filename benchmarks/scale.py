@@ -6,7 +6,7 @@
     python -m benchmarks.scale memory
     python -m benchmarks.scale regions DATA
     python -m benchmarks.scale encode [--workers 1,2,4] [--ray]
-    python -m benchmarks.scale serve | stopped | labels DATA
+    python -m benchmarks.scale serve | stopped | split | labels DATA
     python -m benchmarks.scale billion [--simulate 10000000] [--capacity 1000000] [--cpus 1]
 
 `capacity` is the paper's ablation of node capacities: accuracy over the whole task as examples
@@ -37,6 +37,7 @@ import PIL.Image
 import torch
 from benchmarks.scale_encode import encode
 from benchmarks.scale_serve import many_labels, serve, stopped
+from benchmarks.scale_split import split
 from torch import Tensor
 
 from anytimecl import AnytimeClassifier
@@ -44,6 +45,7 @@ from anytimecl import backbone as backbones
 from anytimecl.backbone import Backbone
 from anytimecl.backbone._pictures import pictures
 from anytimecl.codec import make_codec
+from anytimecl.memory.store import CACHE_BYTES
 from anytimecl.scale.answers import original_only
 from anytimecl.scale.leaf import Leaf, LeafAnswer, LeafLesson, image_vectors
 from anytimecl.scale.leaf_host import LeafHost, write_tail
@@ -57,6 +59,7 @@ from anytimecl.trainer import Learned
 from anytimecl_lab.data import Split
 
 SETTINGS = Settings()
+INDEX = 61  # bytes of RAM for each example, as `python -m benchmarks.memory` has it
 
 
 def noise(model: Backbone, count: int) -> Tensor:
@@ -336,10 +339,10 @@ def billion(given: argparse.Namespace) -> None:
     for power in range(5, 10):
         shape = predicted_shape(10**power, given.capacity, found["early_fill"])
         print(_row(10**power, shape, constants, given.cpus))
-    _goals({name: number for name, (number, _) in constants.items()})
+    _goals({name: number for name, (number, _) in constants.items()}, given.capacity)
 
 
-def _goals(value: dict[str, float]) -> None:
+def _goals(value: dict[str, float], capacity: int) -> None:
     """A billion examples, a million labels, 100,000 predictions a second."""
     day = 86_400_000.0  # milliseconds
     examples, labels, asked = 1e9, 1e6, 1e5
@@ -353,6 +356,11 @@ def _goals(value: dict[str, float]) -> None:
             "",
             "pass the router",
             f"{(value['router'] + value['call']) * examples / day:,.1f} days of its one core",
+        ),
+        (
+            "",
+            f"split a leaf of {capacity:,}, whose lessons wait meanwhile",
+            f"{value['copy'] * capacity / 60_000:,.0f} minutes of one core",
         ),
         ("", "records", f"{value['record'] * examples / 1e12:.1f} TB"),
         ("", "keys", f"{value['key'] * examples / 1e9:,.0f} GB beside the routes"),
@@ -419,7 +427,9 @@ def needed(disk: float, awake: float, leaf_ram: float, cpus: float, node: Node =
 def _row(examples: int, shape: dict[str, float], constants: dict[str, Any], cpus: float) -> str:
     value = {name: number for name, (number, _) in constants.items()}
     disk = examples * value["record"] + shape["leaves"] * value["leaf on disk"]
-    nodes = needed(disk, shape["leaves"], value["leaf in RAM"], cpus)
+    held = examples / shape["leaves"]
+    ram = value["leaf in RAM"] + min(CACHE_BYTES, held * value["record"]) + held * INDEX
+    nodes = needed(disk, shape["leaves"], ram, cpus)
     work = value["route"] + value["step"] + shape["copies"] * value["copy"]
     # A leaf learns on one core, so no more of them work than there are leaves; and every lesson
     # goes through the one router.
@@ -713,6 +723,11 @@ def main(words: Sequence[str] | None = None) -> None:
     one.add_argument("--leaves", type=int, default=4)
     one.add_argument("--seconds", type=float, default=10.0)
     one.set_defaults(run=stopped)
+    one = kinds.add_parser("split")
+    one.add_argument("--examples", type=int, default=10_000)
+    one.add_argument("--seconds", type=float, default=20.0, help="of lessons before")
+    one.add_argument("--folder", type=Path, help="a tree to fill, or one that was filled so")
+    one.set_defaults(run=split)
     one = kinds.add_parser("labels")
     one.add_argument("data", type=Path)
     one.add_argument("--counts", default="1000,5000,10000,17000")

@@ -10,7 +10,7 @@ import pytest
 from tests.helpers import measured, picture, settings
 
 from anytimecl.classifier import AnytimeClassifier
-from anytimecl.errors import StoreError
+from anytimecl.errors import ImageError, StoreError
 from anytimecl.inbox import Inbox, export_labels
 
 
@@ -56,6 +56,30 @@ def test_it_asks_about_all_once_and_goes_on_where_it_stopped(tmp_path: Path, fol
         assert sorted(asked) == sorted(str(file) for file in folder.glob("[0-9]*.png"))
         assert list(inbox.failures) == [str(folder / "broken.png")]
         assert len(classifier) == 11
+
+
+def test_an_image_that_goes_away_meanwhile_is_passed_over(tmp_path: Path, folder: Path) -> None:
+    with opened(tmp_path) as classifier:
+        inbox = Inbox(classifier, folder, ["cat", "dog"])
+        inbox.prepare()
+        for file in sorted(folder.glob("0*.png")):
+            file.unlink()
+        item = inbox.next()
+        assert item is not None
+        Path(item.source).unlink()  # just before it is answered: its tokens are known
+        with pytest.raises(ImageError, match="no such file"):
+            inbox.answer(item, "cat")
+        assert len(classifier) == 0
+        last = inbox.next()
+        assert last is not None
+        assert last.source != item.source
+        inbox.answer(last, "cat")
+        assert inbox.next() is None
+        assert len(inbox) == 0
+        assert len(inbox.failures) == 12  # ten of them, that one, and the broken one
+        assert inbox.sure(0.0) == []
+        with pytest.raises(ImageError, match="no such file"):
+            inbox.load(item)
 
 
 def test_undo_takes_back_answers_and_skips(tmp_path: Path, folder: Path) -> None:

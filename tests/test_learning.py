@@ -11,7 +11,7 @@ from tests.helpers import differing, knowledge, lesson, lessons, model, picture,
 from anytimecl.acceleration import OnlineLearner
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.errors import KeyUsedError, StoreError
-from anytimecl.memory import RequestKey
+from anytimecl.memory import FileKey, RequestKey
 from anytimecl.memory.records import Records
 
 
@@ -47,6 +47,42 @@ def test_a_retry_knows_the_label_that_was_renamed_since() -> None:
         assert classifier.memory.label(learned.id) == "numbat"
         with pytest.raises(KeyUsedError, match="numbat"):
             classifier.learn_one(picture(9), "cat", key="upload 1")
+
+
+@pytest.mark.parametrize("newer", ["upload 2", None])
+def test_a_late_retry_does_not_undo_a_newer_label(tmp_path: Path, newer: str | None) -> None:
+    options: dict[str, Any] = {"model": model(), "settings": settings()}
+    with AnytimeClassifier.open(tmp_path, **options) as classifier:
+        first = classifier.learn_one(picture(9), "wombat", key="upload 1")
+        classifier.learn_one(picture(9), "quokka", key=newer)
+    with AnytimeClassifier.open(tmp_path, **options) as classifier:
+        before = knowledge(classifier)
+        assert classifier.learn_one(picture(9), "wombat", key="upload 1").id == first.id
+        assert classifier.memory.label(first.id) == "quokka"
+        assert not differing(before, knowledge(classifier))
+        with pytest.raises(KeyUsedError, match="quokka"):
+            classifier.learn_one(picture(9), "cat", key="upload 1")
+        with pytest.raises(KeyUsedError, match="another image"):
+            classifier.learn_one(picture(8), "wombat", key="upload 1")
+        classifier.forget(example_id=first.id)  # and its keys with it
+        assert classifier.learn_one(picture(9), "wombat", key="upload 1").id > first.id
+
+
+def test_a_key_that_taught_nothing_new_stays_harmless() -> None:
+    with taught(range(4)) as classifier:
+        example = classifier.learn_one(picture(9), "wombat", key="upload 1").id
+        assert classifier.learn_one(picture(9), "wombat", key="upload 2").id == example
+        classifier.learn_one(picture(9), "quokka", key="upload 3")
+        classifier.learn_one(picture(9), "wombat", key="upload 2")
+        assert classifier.memory.label(example) == "quokka"
+
+
+def test_a_key_that_names_a_file_and_its_label_speaks_again() -> None:
+    """A file may be moved to another folder, and back."""
+    with taught(range(4)) as classifier:
+        for label in ("wombat", "quokka", "wombat"):
+            example = classifier.learn_one(picture(9), label, key=FileKey(f"{label}/9.jpg")).id
+            assert classifier.memory.label(example) == label
 
 
 def test_copies_whose_correction_is_interrupted_are_made_up_for(

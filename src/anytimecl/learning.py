@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from anytimecl.ahead import one_ahead
+from anytimecl.ahead import some_ahead
 from anytimecl.errors import AnytimeError, LabelError, StoreError
 from anytimecl.images import ImageSource
 from anytimecl.labels import clean_labels, teachable
-from anytimecl.memory import RequestKey, Row
+from anytimecl.memory import FileKey, RequestKey, Row
 from anytimecl.recording import Record, Recording
 from anytimecl.retries import check_same
 from anytimecl.trainer import Learned
@@ -178,7 +178,7 @@ class Learning(Recording):
     ) -> int:
         """`learn_one` for each (image, label) or (image, label, key); returns how many.
 
-        The next image is encoded while this one is learned. With `report`, every result goes to it,
+        The next images are encoded while this one is learned. With `report`, every result goes to it,
         and an image or label that cannot be used is reported and left out; without it, the first
         such one raises, and all before it are kept.
 
@@ -217,7 +217,7 @@ class Learning(Recording):
             return lambda: self._learn(record, label, None, key)
 
         count = 0
-        for result in one_ahead(examples, ready):
+        for result in some_ahead(examples, ready):
             try:
                 learned = result()()
             except AnytimeError as error:
@@ -232,7 +232,7 @@ class Learning(Recording):
 
     def _known(self, key: str, label: str, record: Record) -> Learned | None:
         """What to say of a key that taught before; an error if that was something else."""
-        known = self.memory.has_key(key)
+        known = self.memory.taught_by(key)
         if known is None:
             return None
         if not isinstance(key, RequestKey):
@@ -278,14 +278,22 @@ class Learning(Recording):
         newest, _before = copies[-1]
         wrong = [example for example, was in copies if was != label]
         if not wrong:
-            if isinstance(key, RequestKey):
-                with self.memory.writing():
-                    self.memory.keys.add(key, newest)
+            self._note_key(key, newest, label)
             return Learned(newest, right=True, tuned=True, original=True)
         learned = self._change(wrong, label, key, source, taught=True)
         was = dict(copies)[wrong[-1]]
         told = learned or Learned(newest, right=False, tuned=False, original=False)
         return told._replace(right=False, replaced=was)
+
+    def _note_key(self, key: str | None, example: int, label: str) -> None:
+        """It taught nothing new, and must not when it comes again, whatever has come since."""
+        if key is None or isinstance(key, FileKey):
+            return
+        with self.memory.writing():
+            if isinstance(key, RequestKey):
+                self.memory.keys.add(key, example)
+            else:
+                self.memory.keys.add_former(key, example, label)
 
 
 def _check(label: str, candidates: Sequence[str] | None) -> tuple[str, tuple[str, ...] | None]:

@@ -56,6 +56,9 @@ def export_labels(
     path = Path(path)
     if path.is_dir() and (format != "folders" or any(path.iterdir())):
         raise StoreError(f"{path} is a folder that is there already: choose another name.")
+    if not path.parent.is_dir():
+        why = f"the folder {path.parent} is not there: make it first"
+        raise StoreError(f"{path} could not be written: {why}.")
     try:
         with replacing(path) as draft:
             return write(clf, draft, progress)

@@ -14,7 +14,8 @@ def check_same(
     """KeyUsedError unless this is the image, under a label that it has or had, of the example."""
     memory = trainer.memory
     now = memory.label(example)
-    if label != now and label not in memory.history().labels_of([example], [now or ""]):
+    brought = label == now or memory.came_with(key, label)
+    if not brought and label not in memory.history().labels_of([example], [now or ""]):
         raise KeyUsedError(
             f"The key {key!r} has taught example {example} as {now!r}, and comes again with the "
             f"label {label!r}. Use another key, or change the label: relabel({example}, ...)."

@@ -38,12 +38,22 @@ def test_examples_and_corrections(run: Run, learned: Path) -> None:
     result = run("undo", "--steps", 3, "--memory", learned)
     assert result.exit_code == 0, result.output
     assert "'okapi' is 'cat' again" in result.stdout
+    for words in (("relabel", first["id"], "Dog"), ("rename", "Dog", "CAT")):
+        result = run(*words, "--memory", learned)
+        assert "differs only in case from" in result.stderr
+        assert "`anytimecl merge` makes them one" in result.stderr
+    assert "differs" not in run("rename", "CAT", "lynx", "--memory", learned).stderr
+    assert "differs" not in run("rename", "lynx", "Lynx", "--memory", learned).stderr
+    assert run("undo", "--steps", 4, "--memory", learned).exit_code == 0
     assert labels_in(learned) == {"cat": 4, "dog": 4, "great white shark": 4}
 
 
 def test_labels_as_files(run: Run, learned: Path) -> None:
     assert run("labels", "out.csv", "--memory", learned).exit_code == 0
     assert len(Path("out.csv").read_text().splitlines()) == 13
+    missing = run("labels", "no/out.csv", "--memory", learned)
+    assert missing.exit_code == 2
+    assert "the folder no is not there: make it first" in missing.stderr
     assert run("labels", "out", "--memory", learned).exit_code == 0
     assert sorted(folder.name for folder in Path("out").iterdir()) == sorted(labels_in(learned))
 
@@ -63,7 +73,7 @@ def test_labels_that_look_like_commands_are_written_with_a_sign(
     run: Run, photos: Path, model: Path
 ) -> None:
     given = ["label", str(photos / "test"), "--memory", "m", "--model", str(model)]
-    result = CliRunner().invoke(app, given, input="7\n=7\n=s\n1\n")
+    result = CliRunner().invoke(app, given, input="7\n?\ny\n=7\n=s\n1\n")
     assert result.exit_code == 0, result.output
     assert "as 7, a new label" in result.stdout
     assert labels_in("m") in ({"7": 2, "s": 1}, {"7": 1, "s": 2})  # the last got the likelier one

@@ -214,6 +214,37 @@ def test_fifty_pictures_a_folder_and_a_burst(page: Any, tmp_path: Path) -> None:
     assert page.evaluate("document.getElementById('video').srcObject") is None  # it is off
 
 
+def test_the_queue_shows_first_what_would_teach_most(page: Any) -> None:
+    api = Api(page)
+    api.learn(pictures(3, 100), "cat")
+    [*_, last] = api.learn(pictures(3, 103), "dog")
+    page.reload()
+    page.wait_for_selector("#chips li:nth-child(2)")
+    drop(page, *pictures(8, 200))
+    page.wait_for_selector("#queue-facts:has-text('8 pictures · 0 taught')")
+
+    def ordered(count: int) -> Any:
+        def told(response: Any) -> bool:
+            return "/v1/order" in response.url and len(response.json()["images"]) == count
+
+        return page.expect_response(told)
+
+    with ordered(8):
+        page.select_option("#queue-order", "telling")
+    page.click("#queue li:first-child button.open")
+    answered(page)
+    with ordered(7):  # worked out anew after the lesson
+        page.click(row(rows(page)[0]))
+    page.wait_for_selector("#queue li.open:last-child[data-state=taught]")
+    page.focus("#answer")
+    page.keyboard.press("n")
+    page.wait_for_selector("#queue li.open:first-child")
+    with ordered(8):
+        undo(page)
+    with ordered(8):  # all vectors are gone with what is forgotten: they are looked at again
+        page.request.delete(f"{page.url.rstrip('/')}/v1/examples/{last}")
+
+
 def test_the_gallery(page: Any) -> None:
     api = Api(page)
     cats = api.learn(pictures(30, 400), "cat")

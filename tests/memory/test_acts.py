@@ -53,6 +53,43 @@ def test_what_was_taken_back_leaves_no_label_in_the_journal(tmp_path: Path) -> N
         assert_sound(memory)
 
 
+def test_a_name_that_was_taken_back_leaves_no_trace(tmp_path: Path) -> None:
+    with open_memory(tmp_path, create={}) as memory:
+        ids = [memory.append("cat", b"1"), memory.append("cat", b"2")]
+        with memory.writing():
+            acts.rename(memory, "cat", "Quentin")
+            acts.move(memory, ids[:1], "Xaver")
+        undo(memory, 2)
+        with memory.writing():
+            acts.rename(memory, "cat", "tom")  # this one stays
+        before = memory.history().labels_of(ids, ["tom"])
+        assert before >= {"Quentin", "Xaver", "cat", "tom"}
+        acts.purge(memory, ids[-1])  # a checkpoint from before all that needs it yet
+        assert memory.history().labels_of(ids, ["tom"]) == before
+    with open_memory(tmp_path) as memory:
+        acts.purge(memory, memory.last)
+        memory.truncate_log()
+        assert_nowhere(tmp_path, b"Quentin", b"Xaver")
+        assert memory.labels() == {"tom": 2}
+        undo(memory)  # of the name that stayed
+        assert memory.labels() == {"cat": 2}
+        undo(memory, 2)
+        assert len(memory) == 0
+        with pytest.raises(StoreError, match="nothing came before"):
+            undo(memory)
+        assert_sound(memory)
+
+
+def test_a_name_that_was_taken_back_and_is_a_label_stays() -> None:
+    with RamMemory() as memory:
+        ids = [memory.append("cat", b"1"), memory.append("dog", b"2")]
+        with memory.writing():
+            acts.move(memory, ids[:1], "dog")
+        undo(memory)
+        acts.purge(memory, memory.last)
+        assert memory.history().labels_of(ids[:1]) == {"cat", "dog"}
+
+
 def test_a_correction_is_undone_for_those_that_are_left() -> None:
     with RamMemory(cap=4) as memory:
         ids = [memory.append("cat", bytes([n])) for n in range(3)]

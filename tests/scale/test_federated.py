@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests import helpers
@@ -99,6 +100,41 @@ def test_what_is_refused_stays_and_does_not_block(tmp_path: Path, tree: TreeClas
     assert len(tree) == 1
     client.drop(["bad"])
     assert client.refused() == []
+    client.close()
+
+
+def test_what_a_parcel_is_not_to_blame_for_is_sent_again(
+    tmp_path: Path, tree: TreeClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = edge(tmp_path / "edge", straight_to(tree))
+    for number in range(4):
+        client.add(*helpers.lesson(number), key=f"lesson {number}")
+    whole, count = tree.submit, []
+
+    def filling_up(*given: Any, **options: Any) -> Any:
+        count.append(given)
+        if len(count) > 2:
+            raise StoreError("The disk is full.")
+        return whole(*given, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tree, "submit", filling_up)
+        with pytest.raises(StoreError, match="full"):
+            client.flush()
+    assert (len(client), len(tree), client.refused()) == (2, 2, [])
+    assert client.flush() == 2
+    client.close()
+
+
+def test_a_key_that_has_taught_something_else_does_not_block(
+    tmp_path: Path, tree: TreeClassifier
+) -> None:
+    tree.learn_one(*helpers.lesson(9), key="lesson 0")
+    client = edge(tmp_path / "edge", straight_to(tree))
+    for number in range(2):
+        client.add(*helpers.lesson(number), key=f"lesson {number}")
+    assert client.flush() == 1
+    assert [one.key for one in client.refused()] == ["lesson 0"]
     client.close()
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from anytimecl.scale import router
 from anytimecl.scale.tree import TreeClassifier
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
-KILLS = 20
+ROUNDS, KILLS = 20, 10  # 200 in all
 TEACHERS = 4
 KINDS = ["ray::LeafHost", "ray::LeafHost", "ray::RouterHost", "ray::RecordHost", "node"]
 
@@ -49,7 +50,8 @@ class Teachers:
                 try:
                     self._tree.learn_one(image, label, key=f"lesson {number}")
                 except Exception as error:  # whatever it was, nobody has acknowledged it
-                    sys.stderr.write(f"lesson {number}: {type(error).__name__}\n")
+                    told = f"{type(error).__name__}: {error}".replace("\n", " ")
+                    sys.stderr.write(f"lesson {number}: {told:.200}\n")
                     if self._halt.is_set():
                         return
                     time.sleep(0.5)
@@ -77,19 +79,25 @@ def kill(kind: str, cluster: Any, ray: Any, rng: random.Random) -> bool:  # noqa
     return False
 
 
-def test_kills_of_every_kind_lose_nothing(tmp_path: Path, cluster: Any) -> None:  # noqa: F811
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_kills_of_every_kind_lose_nothing(
+    tmp_path: Path,
+    cluster: Any,  # noqa: F811
+    seed: int,
+) -> None:
     import ray
 
-    model, rng = str(tiny.clip(tmp_path / "model")), random.Random(0)
+    model, rng = str(tiny.clip(tmp_path / "model")), random.Random(seed)
     tree = router.up(tmp_path / "tree", model=model, capacity=40, cpus=0.5, encoders=1)
-    teachers, kills = Teachers(tree), 0
-    while kills < KILLS:
+    teachers, killed = Teachers(tree), Counter[str]()
+    while killed.total() < KILLS:
         before, end = len(teachers.acknowledged), time.monotonic() + 120
         while len(teachers.acknowledged) < before + 8:  # it goes on after every kill
             assert time.monotonic() < end, "nothing was acknowledged for two minutes"
             time.sleep(0.05)
         time.sleep(rng.random())
-        kills += kill(rng.choice(KINDS), cluster, ray, rng)
+        kind = rng.choice(KINDS)
+        killed[kind] += kill(kind, cluster, ray, rng)
     teachers.end()
     tree.down()
     with warnings.catch_warnings():
@@ -102,5 +110,6 @@ def test_kills_of_every_kind_lose_nothing(tmp_path: Path, cluster: Any) -> None:
             expected = {f"lesson {number}" for number in teachers.acknowledged}
             assert expected <= set(found), "one was lost"
             leaves = len(home.routes.leaves())
-    told = f"{kills} kills on Ray: {len(expected)} lessons in {leaves} leaves, 0 lost, 0 twice"
-    sys.stderr.write(f"{told}\n")
+    kinds = ", ".join(f"{count} {kind.removeprefix('ray::')}" for kind, count in killed.items())
+    told = f"{len(expected)} lessons in {leaves} leaves, 0 lost, 0 twice"
+    sys.stderr.write(f"{KILLS} kills on Ray ({kinds}): {told}\n")

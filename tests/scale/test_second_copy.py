@@ -18,10 +18,12 @@ from typer.testing import CliRunner
 
 from anytimecl import cli
 from anytimecl.errors import KeyUsedError, StoreError
+from anytimecl.memory import StoreWarning
 from anytimecl.scale import counts, second_copy, snapshots
+from anytimecl.scale import leaf as leaves
 from anytimecl.scale.leaf import LeafLesson
 from anytimecl.scale.second_copy import SecondCopy, lessons_in
-from anytimecl.scale.snapshots import snapshot, verify_tree
+from anytimecl.scale.snapshots import TreeReport, snapshot, verify_tree
 
 COUNT = 14
 
@@ -142,6 +144,77 @@ def test_a_line_cut_short_takes_no_other_along(tmp_path: Path) -> None:
         [*_, last] = sorted(tmp_path.glob("lessons-*"))
         last.write_bytes(last.read_bytes()[:-5])
     assert taught_keys(str(tmp_path)) == ["10", "11", "20", "21"]
+
+
+def test_a_damaged_line_is_told(tmp_path: Path) -> None:
+    with SecondCopy(str(tmp_path), "tree", 1, {}, noted=True) as copy:
+        for number in range(3):
+            copy.put(LeafLesson(b"x" * number, "cat", key=f"{number}")).result()
+        copy.declare_whole()
+    [file] = tmp_path.glob("lessons-*")
+    file.write_bytes(file.read_bytes().replace(b'"key": "1"', b'"key": "7"'))
+    with pytest.warns(StoreWarning, match="1 lessons in .* damaged"):
+        assert taught_keys(str(tmp_path)) == ["0", "2"]
+
+
+def test_a_copy_that_is_closed_keeps_nobody_waiting(tmp_path: Path) -> None:
+    copy = SecondCopy(str(tmp_path), "tree", 1, {}, noted=True)
+    copy.close()
+    with pytest.raises(StoreError, match="closed"):
+        copy.put(LeafLesson(b"x", "cat", key="a")).result(10)
+
+
+def test_examples_that_cannot_be_read_hide_no_others_from_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaves, "CHUNK", 4)
+    with grown(tmp_path / "tree", COUNT) as tree:
+        memory = leaf(tree, 0).memory
+        with memory.writing() as db:  # the first chunk and more
+            db.execute("UPDATE example SET crc = crc + 1 WHERE id <= 6")
+    with pytest.warns(StoreWarning, match="Left out"):
+        opened(tmp_path / "tree", copy_to=str(tmp_path / "copy")).close()
+    assert len(taught_keys(str(tmp_path / "copy"))) == COUNT - 6
+
+
+def test_a_late_retry_changes_nothing_in_the_copy(place: str, tmp_path: Path) -> None:
+    with opened(tmp_path / "tree", copy_to=place) as tree:
+        tree.learn_one(helpers.picture(0), "cat", key="older")
+        tree.learn_one(helpers.picture(0), "dog", key="newer")
+        tree.learn_one(helpers.picture(0), "cat", key="older")
+    with opened(tmp_path / "new") as tree:
+        for lesson in lessons_in(place):
+            tree.learn_lesson(lesson)
+        assert tree.stats()["dog"].examples == 1
+    with opened(tmp_path / "tree") as tree:
+        tree.forget(label="cat")
+        assert [lesson.label for lesson in lessons_in(place)] == ["dog"]
+        tree.forget(label="dog")
+        assert not taught_keys(place)
+
+
+def test_what_a_copy_lacks_is_found(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(second_copy, "PAUSE", 0.0)
+    with opened(tmp_path / "tree", copy_to=place) as tree:
+        for number in range(4):
+            tree.learn_one(*helpers.lesson(number), key=f"lesson {number}")
+        assert tree.verify().ok
+    with opened(tmp_path / "tree") as tree:  # another file
+        tree.learn_one(*helpers.lesson(4), key="lesson 4")
+    assert verify_tree(tmp_path / "tree").ok
+    held = second_copy._place(place)
+    held.write(held.names()[-1], b"")
+    for report in (verify_tree(tmp_path / "tree"), opened_and_verified(tmp_path / "tree")):
+        assert not report.ok
+        assert "An example is not in the second copy" in str(report)
+        assert "'lesson 4'" in str(report)
+
+
+def opened_and_verified(folder: Path) -> TreeReport:
+    with opened(folder) as tree:
+        return tree.verify()
 
 
 def test_a_disk_that_fills_up_in_a_line_takes_no_later_one_along(

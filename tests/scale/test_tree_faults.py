@@ -24,6 +24,7 @@ from anytimecl.memory import StoreWarning, open_memory
 from anytimecl.memory.database import FILE as MEMORY
 from anytimecl.scale import counts
 from anytimecl.scale import tree as trees
+from anytimecl.scale.leaf import image_vectors
 from anytimecl.scale.leaves import Here, Unreachable, leaf_folder
 from anytimecl.scale.tree import TreeClassifier
 from anytimecl.trainer import Learned
@@ -276,6 +277,64 @@ def test_forgetting_is_no_loss_wherever_it_is_cut_short(
         assert 0 < len(tree) < COUNT
         left = len(tree)
     assert tree._place.counts() == {0: left}
+
+
+class ToldTwice(Here):
+    """A leaf that dies when it has forgotten, before it says so, is told again."""
+
+    def call(self, leaf: int, method: str, *args: Any) -> Any:
+        if method == "forget_label":
+            super().call(leaf, method, *args)
+        return super().call(leaf, method, *args)
+
+
+def test_a_leaf_that_dies_when_it_has_forgotten_is_not_taken_for_a_loss(tmp_path: Path) -> None:
+    grown(tmp_path, capacity=8)
+    cats = sum(helpers.lesson(number)[1] == "cat" for number in range(COUNT))
+    with opened(tmp_path, leaves=ToldTwice) as tree:
+        assert tree.forget(label="cat") == cats > 0
+    with opened(tmp_path) as tree:
+        assert len(tree) == COUNT - cats
+
+
+def test_keys_are_known_when_forgetting_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grown(tmp_path, capacity=8)
+    with opened(tmp_path) as tree:
+        one, other = pictures_of_two_leaves(tree)
+        tree.learn_one(helpers.picture(one), "dog", key="twice")
+        last = max(tree.routes.leaves())
+        whole = Here.call
+
+        def failing(self: Here, leaf: int, method: str, *args: Any) -> Any:
+            if method == "forget_label" and leaf == last:
+                raise Unreachable("The leaf is not there.")
+            return whole(self, leaf, method, *args)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Here, "call", failing)
+            with pytest.raises(Unreachable):
+                tree.forget(label="cat")
+        refused(tree, other, "dog")
+    with opened(tmp_path) as tree:
+        assert tree.forget(label="cat") >= 0
+        assert "cat" not in tree.labels
+
+
+def test_a_late_retry_does_not_undo_a_newer_label_whatever_has_split(tmp_path: Path) -> None:
+    grown(tmp_path, capacity=8)
+    with opened(tmp_path) as tree:
+        tree.learn_one(helpers.picture(99), "cat", key="older")
+        tree.learn_one(helpers.picture(99), "dog", key="newer")
+        before = tree.stats()["dog"].examples
+        for _ in range(2):
+            tree.learn_one(helpers.picture(99), "cat", key="older")
+            assert tree.stats()["dog"].examples == before
+            for leaf in tree.routes.leaves():
+                tree._limit[leaf] = 1
+                tree._split_if_full(leaf)
+            tree.settle()
 
 
 def test_leaves_without_routes_are_not_hidden_by_a_new_tree(tmp_path: Path) -> None:
@@ -565,7 +624,7 @@ def test_a_split_holds_up_no_other_leaf(tmp_path: Path, monkeypatch: pytest.Monk
     lessons: dict[int, list[int]] = {full: [], other: []}
     for number in range(20, 60):
         tokens = tree.encode([helpers.picture(number)])
-        vector = trees.image_vectors(tree.backbone, tokens)[0]
+        vector = image_vectors(tree.backbone, tokens)[0]
         lessons[tree.routes.leaf_of(vector)].append(number)
     monkeypatch.setattr(Held, "step", "after divide")
     tree._limit[full] = tree._sizes[full]
@@ -594,7 +653,7 @@ def pictures_of_two_leaves(tree: TreeClassifier) -> tuple[int, int]:
     """Numbers of pictures that were never taught, and belong to different leaves."""
     found: dict[int, int] = {}
     for number in range(1000, 1200):
-        vector = trees.image_vectors(tree.backbone, tree.encode([helpers.picture(number)]))[0]
+        vector = image_vectors(tree.backbone, tree.encode([helpers.picture(number)]))[0]
         found.setdefault(tree.routes.leaf_of(vector), number)
     one, other = list(found.values())[:2]
     return one, other

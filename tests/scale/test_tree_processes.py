@@ -18,6 +18,7 @@ from tests.scale.test_tree_faults import abandon
 from anytimecl.memory import StoreWarning
 from anytimecl.scale import on_ray, splitting
 from anytimecl.scale import tree as trees
+from anytimecl.scale.leaf import image_vectors
 from anytimecl.scale.leaves import Unreachable, leaf_folder
 from anytimecl.scale.tree import TreeClassifier
 
@@ -89,7 +90,7 @@ def by_leaf(tree: TreeClassifier, numbers: range) -> dict[int, list[int]]:
     """Which of these pictures belong to which leaf."""
     found: dict[int, list[int]] = {leaf: [] for leaf in tree.routes.leaves()}
     for number in numbers:
-        vector = trees.image_vectors(tree.backbone, tree.encode([helpers.picture(number)]))[0]
+        vector = image_vectors(tree.backbone, tree.encode([helpers.picture(number)]))[0]
         found[tree.routes.leaf_of(vector)].append(number)
     return found
 

@@ -53,6 +53,7 @@ POST /v1/learn/batch
 POST /v1/records
 GET /v1/examples
 POST /v1/examples/like
+POST /v1/order
 GET /v1/examples/{example}/thumbnail
 POST /v1/examples/{example}/label
 POST /v1/labels/rename

@@ -36,7 +36,13 @@ def operations(service: Service) -> list[tuple[str, str]]:
 
 
 OPEN = {"/healthz", "/readyz"}
-READS = {"/v1/predict", "/v1/examples/like", "/label-studio/predict", "/label-studio/setup"}
+READS = {
+    "/v1/predict",
+    "/v1/order",
+    "/v1/examples/like",
+    "/label-studio/predict",
+    "/label-studio/setup",
+}
 
 
 def test_nothing_without_a_token(closed: Service) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from anytimecl.errors import StoreError
 
 _MOST = 15  # low bits; more would only be of use to rows whose mean is over 60,000
+_TOGETHER = 8  # blocks whose unary codes are read in one go: their arrays stay in the cache
 
 
 def pack_rows(rows: NDArray[np.int64]) -> bytes:
@@ -40,17 +41,21 @@ def pack_rows(rows: NDArray[np.int64]) -> bytes:
 def unpack_rows(blocks: Sequence[bytes], counts: Iterable[int], columns: int) -> NDArray[np.int16]:
     """The rows of several blocks, one below the other: [row, column]."""
     counts = [int(count) for count in counts]
-    rows = np.empty((sum(counts), columns), np.int16)
     per_plane = (columns + 7) // 8
-    bits, low = [], []
-    top = 0
+    bits, low, unary = [], [], []
     for block, count in zip(blocks, counts, strict=True):
         its_bits = block[:count]
         at = count + per_plane * sum(its_bits)
         bits.append(its_bits)
         low.append(block[count:at])
-        _read_unary(block[at:], rows[top : top + count].reshape(-1))
-        top += count
+        unary.append(block[at:])
+    numbers = np.empty(sum(counts) * columns, np.int16)
+    top = 0
+    for start in range(0, len(unary), _TOGETHER):
+        sizes = [columns * count for count in counts[start : start + _TOGETHER]]
+        _read_unary(unary[start : start + _TOGETHER], sizes, numbers[top : top + sum(sizes)])
+        top += sum(sizes)
+    rows = numbers.reshape(-1, columns)
     low_bits = np.frombuffer(b"".join(low), np.uint8).reshape(-1, per_plane)
     _add_low_bits(rows, np.frombuffer(b"".join(bits), np.uint8), low_bits)
     return rows
@@ -106,7 +111,9 @@ def _signed(numbers: NDArray[np.int16]) -> NDArray[np.int16]:
 def _low_bits(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each row the split that makes it shortest."""
     columns = rows.shape[1]
-    lengths = [(rows >> bit).sum(1) + columns * bit for bit in range(_MOST + 1)]
+    # With a bit more than the largest number has, rows only get longer.
+    most = min(_MOST, int(rows.max(initial=0)).bit_length())
+    lengths = [(rows >> bit).sum(1) + columns * bit for bit in range(most + 1)]
     return np.asarray(np.argmin(lengths, axis=0))
 
 
@@ -122,14 +129,22 @@ def expected_bits(mean: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray((bit + 1 + beyond / (1 - beyond)).min(-1))
 
 
-def _read_unary(string: bytes, numbers: NDArray[np.int16]) -> None:
-    """Fill `numbers` from their unary codes. A block at a time: its arrays stay in the cache."""
-    ends = np.flatnonzero(np.unpackbits(np.frombuffer(string, np.uint8)).view(bool))
-    if len(ends) != len(numbers):
+def _read_unary(
+    strings: Sequence[bytes], sizes: Sequence[int], numbers: NDArray[np.int16]
+) -> None:
+    """Fill `numbers` from the unary codes of several blocks, so many of each."""
+    string = np.frombuffer(b"".join(strings), np.uint8)
+    ends = np.unpackbits(string).view(bool).nonzero()[0]
+    lengths, wanted = 8 * np.array([len(each) for each in strings]), np.array(sizes)
+    after = np.cumsum(wanted)
+    bounds, filled = np.cumsum(lengths), wanted > 0
+    first, last = (after - wanted)[filled], after[filled] - 1
+    begin = (bounds - lengths)[filled]
+    if len(ends) != after[-1] or (ends[first] < begin).any() or (ends[last] >= bounds[filled]).any():
         raise StoreError("The record is damaged: it does not hold as many numbers as it should.")
     if len(ends):
-        numbers[0] = ends[0]
         np.subtract(ends[1:], ends[:-1] + 1, out=numbers[1:], casting="unsafe")
+        numbers[first] = (ends[first] - begin).astype(np.int16)
 
 
 def _add_low_bits(

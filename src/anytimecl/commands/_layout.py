@@ -33,7 +33,7 @@ def doubts_about(refs: Sequence[ImageRef], known: Iterable[str] = ()) -> list[st
     """
     labels = list(counts_of(refs))
     told = [told for check in _CHECKS for told in check(labels, refs)]
-    return [*told, *_cases_known(labels, known)]
+    return [*told, *cases_known(labels, known)]
 
 
 def _depths(labels: Sequence[str], refs: Sequence[ImageRef]) -> Iterator[str]:
@@ -59,7 +59,8 @@ def _cases(labels: Sequence[str], refs: Sequence[ImageRef]) -> Iterator[str]:
             yield f"Some labels differ only in case or spaces: {_some(names)}."
 
 
-def _cases_known(labels: Sequence[str], known: Iterable[str]) -> Iterator[str]:
+def cases_known(labels: Sequence[str], known: Iterable[str]) -> Iterator[str]:
+    """A sentence about each new label that is a known one, but for case."""
     stored = set(known)
     alike = {_folded(label): label for label in stored}
     for label in labels:

@@ -6,13 +6,14 @@ import json
 import re
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from anytimecl.commands import _common, _screen
+from anytimecl.commands._layout import cases_known
 from anytimecl.commands.learn import no_images
 from anytimecl.errors import AnytimeError, LabelTakenError, UnknownLabelError
 
@@ -142,6 +143,7 @@ def relabel(
     missing = []
     with _common.owning(memory, model) as classifier:
         stored = [example for example, _ in classifier.memory.ids()]
+        _warn_of_case(label, classifier.labels)
         for first, last in wanted:
             found = stored[bisect_left(stored, first) : bisect_right(stored, last)]
             if not found:
@@ -155,6 +157,12 @@ def relabel(
     _screen.report(missing, "Not relabelled")
     if missing:
         raise typer.Exit(1)
+
+
+def _warn_of_case(label: str, known: Sequence[str]) -> None:
+    for told in cases_known([label], known):
+        told = f"{told} `anytimecl merge` makes them one, `anytimecl undo` takes this back."
+        typer.echo(_screen.printable(told), err=True)
 
 
 def _ranges(text: str) -> Iterator[tuple[int, int]]:
@@ -193,6 +201,7 @@ def rename(
     """Call a label otherwise."""
     with _common.owning(memory, model) as classifier:
         _check_known(classifier, old)
+        _warn_of_case(new, [name for name in classifier.labels if name != old])
         try:
             count = classifier.rename_label(old, new)
         except LabelTakenError as error:
@@ -335,10 +344,11 @@ def _dealt(inbox: Inbox, item: Item, given: str) -> Item | None:
         elif given == "s":
             inbox.skip(item)
         else:
-            chosen = _chosen(item, given)
+            chosen = _chosen(item, given, inbox.clf.labels)
             if chosen is None:
                 typer.echo(_HELP, err=True)
                 return item
+            _warn_of_case(chosen, inbox.clf.labels)
             new = ", a new label" if chosen not in inbox.clf.memory.labels() else ""
             learned = inbox.answer(item, chosen)
             typer.echo(_screen.printable(f"  learned {learned.id} as {chosen}{new}"))
@@ -348,10 +358,13 @@ def _dealt(inbox: Inbox, item: Item, given: str) -> Item | None:
     return inbox.next()
 
 
-def _chosen(item: Item, given: str) -> str | None:
+def _chosen(item: Item, given: str, known: Sequence[str]) -> str | None:
+    """The label that was meant; None: a slip more likely than a label, such as y or ?."""
     if given == "" or given.isdecimal():
         place = int(given or 1) - 1
         return item.proposals[place].label if 0 <= place < len(item.proposals) else None
+    if len(given) == 1 and given.isascii() and given not in known:
+        return None
     return given.removeprefix("=").strip() or None
 
 

@@ -318,6 +318,7 @@ def _teach_one(classifier: AnytimeClassifier, ref: ImageRef, tally: Tally) -> Le
     """Learn it, unless the same file was learned with the same label before."""
     from anytimecl.commands._files import contents, digest, shown
     from anytimecl.labels import clean_label
+    from anytimecl.memory import FileKey
 
     if ref.label is None:
         raise LabelError(f"{shown(ref)!r} lies in no class folder, so it has no label")
@@ -331,7 +332,7 @@ def _teach_one(classifier: AnytimeClassifier, ref: ImageRef, tally: Tally) -> Le
             f"{shown(ref)!r} lies in the folder of {other!r} too: an image has one label, so "
             "remove one of the two"
         )
-    key = hashlib.sha256(content + label.encode()).hexdigest()
+    key = FileKey(hashlib.sha256(content + label.encode()).hexdigest())
     if (known := classifier.memory.has_key(key)) is not None:
         tally.tell(known, label, ref, "known")
         return None

@@ -98,11 +98,12 @@ class Watcher:
     def _learn(self, ref: ImageRef, label: str) -> Iterator[str]:
         from anytimecl.commands._files import digest
         from anytimecl.labels import clean_label
+        from anytimecl.memory import FileKey
 
         try:
             name = clean_label(label)
             # As `anytimecl learn` has it, so that either passes over what the other learned.
-            key = hashlib.sha256(digest(ref) + name.encode()).hexdigest()
+            key = FileKey(hashlib.sha256(digest(ref) + name.encode()).hexdigest())
             example, known = self._teach(ref, name, key)
         except (ImageError, LabelError) as error:
             yield f"not learned: {error}"

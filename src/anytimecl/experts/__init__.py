@@ -45,7 +45,11 @@ class Expert(Protocol):
     def left_out(
         self, images: Tensor, rows: Sequence[int], examples: Sequence[int] | None = None
     ) -> Tensor:
-        """[example, row]: scores of examples that were learned, each as if it had not been."""
+        """[example, row]: scores of examples that were learned, each as if it had not been.
+
+        The label of each should not show: the same for all labels where all are alike, however
+        few examples they have.
+        """
         ...
 
     def state(self) -> dict[str, Tensor]:

@@ -209,9 +209,11 @@ class GaussianExpert:
 
         It is left out of the mean of its label, and of `Sw`, which it would make look nearer than
         another image does: `Sw - share r r'`, with `r` how far it lies from that mean. (Examples
-        with a number from `step` on are not in `Sw` yet.) Of one that is the only one of its label
-        nothing is said, 0 throughout: what this expert would say of it, to whom the label were
-        new, is nothing about how good it is at labels that it knows.
+        with a number from `step` on are not in `Sw` yet.) The label keeps its count, as if an
+        average image of it stood there instead: one fewer than the others would give the true
+        label away wherever all have equally many. Of one that is the only one of its label nothing
+        is said, 0 throughout: what this expert would say of it, to whom the label were new, is
+        nothing about how good it is at labels that it knows.
         """
         own, space = torch.tensor(rows), self._space()
         whitened, _ = self._whitened(images)
@@ -229,15 +231,13 @@ class GaussianExpert:
         everyone = torch.cat([gone.distance(whitened, block) for block in blocks], 1)
         expected = torch.cat([block.expected for block in blocks]).repeat(len(own), 1)
         means = ((total - images) / rest.clamp_min(1).unsqueeze(1)).float() @ space.whiten
-        mean, variance = space.predictive(rest.float(), means)
+        mean, variance = space.predictive(count.float(), means)
         off = (whitened - mean) / variance
-        evidence = variance.log().sum(1) - (1 + space.ratio).log().sum()
         everyone[range(len(own)), own] = (
             gone.more((off * away).sum(1), (away.square() / variance).sum(1))
             + (off * (whitened - mean)).sum(1)
-            + evidence
+            - 2 * expected[range(len(own)), own]
         )
-        expected[range(len(own)), own] = -0.5 * evidence
         new = 1 / (1 + space.ratio)
         unknown = gone.more((whitened * away) @ new, away.square() @ new)
         unknown = unknown + whitened.square() @ new

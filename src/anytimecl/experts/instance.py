@@ -20,6 +20,7 @@ from torch import Tensor
 
 from anytimecl.backbone.prior import Prior, view_space
 from anytimecl.errors import CheckpointError
+from anytimecl.threads import one_thread
 
 KEPT = 2048
 COPIES = 0.02  # of images asked about, before anything is known of them
@@ -150,9 +151,10 @@ class InstanceExpert:
 
     def _placed(self, images: Tensor) -> Tensor:
         assert self.prior is not None
-        if self._space is None:
-            self._space = view_space(self.prior.within, self.prior.view).float()
-        return images @ self._space
+        with one_thread():
+            if self._space is None:
+                self._space = view_space(self.prior.within, self.prior.view).float()
+            return images @ self._space
 
     @staticmethod
     def _distances(placed: Tensor, kept: Tensor) -> Tensor:

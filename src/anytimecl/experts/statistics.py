@@ -35,7 +35,10 @@ class Statistics:
         at, whole = torch.tensor(rows), (images.double() * FIXED).round()
         self.counts.index_add_(0, at, torch.full_like(at, sign))
         self.sums.index_add_(0, at, sign * whole.long())
-        self.moment += sign * (whole.T @ whole).long()  # exact: far below 2^53
+        if len(whole) == 1:
+            self.moment.addr_(whole[0].long(), whole[0].long(), alpha=sign)
+        else:
+            self.moment += sign * (whole.T @ whole).long()  # exact: far below 2^53
 
     def enter(self) -> None:
         """Another row; twice as many as there are, when there are too few."""

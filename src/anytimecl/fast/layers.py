@@ -20,6 +20,7 @@ it; it is for a GPU, and used where the three weights were laid out one behind t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from anytimecl.backbone.spec import TailSpec
 from anytimecl.tail import CENTRES, Tokens
+from anytimecl.threads import one_thread
 
 Weights = Mapping[str, Tensor]  # of the block, by their names in it
 _FEW = 64  # examples at most, for the way back in halves to pay
@@ -101,9 +103,10 @@ def norm_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """By `x` [batch, width], by the gain and by the shift [width] each."""
     gain, shift = p[name + ".weight"], p[name + ".bias"]
-    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_layer_norm_backward(
-        d, x, x.shape[-1:], *met, gain, shift, [True, True, True]
-    )
+    with nullcontext() if d.is_cuda else one_thread():
+        found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_layer_norm_backward(
+            d, x, x.shape[-1:], *met, gain, shift, [True, True, True]
+        )
     return found
 
 

@@ -12,8 +12,8 @@ import json
 import os
 import random
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,15 +21,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from anytimecl.choosing import Beliefs, believed, most_telling
 from anytimecl.errors import ImageError, StoreError
 from anytimecl.images import ImageRef, ImageSource, iter_images, load_image
+from anytimecl.inbox._known import knowing
 from anytimecl.inbox._state import KNOWN, State
 from anytimecl.labels import clean_label, clean_labels
 from anytimecl.listing import Exported, export_labels
 from anytimecl.memory.acts import last_acts
 from anytimecl.memory.contract import Progress
-from anytimecl.model import Model
 from anytimecl.predicting import digest_of
 from anytimecl.tail import images_of
 from anytimecl.thumbnails import thumbnail_of
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from anytimecl.classifier import AnytimeClassifier
     from anytimecl.trainer import Learned
 
-__all__ = ["Exported", "Inbox", "Item", "Proposal", "export_labels"]
+__all__ = ["Exported", "Inbox", "Item", "Proposal", "export_labels", "knowing"]
 
 FIRST = 64  # images that are looked at before the first question
 AHEAD = 4  # and more with every question, where nobody looks at them in between
@@ -61,26 +60,6 @@ class Item(NamedTuple):
     number: int
     source: str
     proposals: tuple[Proposal, ...]
-
-
-class _Known(NamedTuple):
-    """The closed-form experts, and the labels that they are asked about."""
-
-    model: Model
-    names: list[str]
-    text: Tensor  # [label, dim]
-
-    @property
-    def rows(self) -> list[int]:
-        return [self.model.rows.get(name, -1) for name in self.names]
-
-    def say(self, images: Tensor) -> Beliefs:
-        model = self.model
-        original = model.learner.named(images, self.text).log_softmax(1)
-        return believed(model.gaussian, images, original, self.rows)
-
-    def best(self, asked: Beliefs, others: Beliefs, chance: float) -> int:
-        return most_telling(self.model.gaussian, asked, others, self.rows, chance)
 
 
 class Inbox:
@@ -159,11 +138,14 @@ class Inbox:
             while True:
                 self.prepare(max(AHEAD, FIRST - self.ready))
                 chosen = self._choose()
-                if chosen is not None or not any(self._unseen(n) for n in self._order):
-                    break
-            if chosen is None:
-                return None
-            return self._item(chosen)
+                if chosen is None:
+                    if any(self._unseen(n) for n in self._order):
+                        continue
+                    return None
+                try:
+                    return self._item(chosen)
+                except ImageError as error:  # it was there when it was looked at
+                    self.failures[self._names[chosen]] = str(error)
 
     def answer(self, item: Item, label: str) -> Learned:
         """Teach an image of the inbox."""
@@ -208,7 +190,7 @@ class Inbox:
             left = self._open()
             if not left:
                 return []
-            with self._known() as known:
+            with knowing(self.clf, self._wanted) as known:
                 names = known.names
                 if not names:
                     return []
@@ -251,9 +233,10 @@ class Inbox:
         )
 
     def _open(self) -> list[int]:
-        """Looked at, and neither answered nor skipped."""
-        vectors = self._state.vectors
-        return [number for number in self._order if self._keys[number] in vectors]
+        """Looked at, neither answered nor skipped, and to be read when it was last."""
+        vectors, names = self._state.vectors, self._names
+        there = (number for number in self._order if self._keys[number] in vectors)
+        return [number for number in there if names[number] not in self.failures]
 
     def _look(self, number: int) -> None:
         name = self._names[number]
@@ -284,7 +267,7 @@ class Inbox:
         looked = list(dict.fromkeys([*promising, *others]))
         draw = random.Random(self._turn)
         some = draw.sample(left, min(OTHERS, len(left)))
-        with self._known() as known:
+        with knowing(self.clf, self._wanted) as known:
             asked = known.say(self._stacked(looked))
             stale.update(zip(looked, asked.doubt.tolist(), strict=True))
             return looked[known.best(asked, known.say(self._stacked(some)), draw.random())]
@@ -292,18 +275,6 @@ class Inbox:
     def _stacked(self, numbers: Sequence[int]) -> Tensor:
         vectors = self._state.vectors
         return torch.from_numpy(np.stack([vectors[self._keys[n]] for n in numbers])).float()
-
-    @contextmanager
-    def _known(self) -> Iterator[_Known]:
-        """What is known now, which does not change meanwhile."""
-        clf = self.clf
-        labels = clf.labels
-        names = [*labels, *(label for label in self._wanted if label not in set(labels))]
-        text = torch.empty(0, clf.backbone.spec.dim)
-        if names:
-            text = clf.backbone.embed_labels(names, clf.settings.templates)
-        with torch.no_grad(), clf._lock.reading():
-            yield _Known(clf._trainer.model, names, text.float().cpu())
 
     def _item(self, number: int) -> Item:
         """With what all experts together propose."""

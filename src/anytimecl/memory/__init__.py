@@ -6,7 +6,7 @@ A memory is the journal too. What happened since a checkpoint, in which order, i
 from __future__ import annotations
 
 from anytimecl.memory.contract import Event, Example, Memory, Row, StoreWarning
-from anytimecl.memory.keys import RequestKey, Used
+from anytimecl.memory.keys import FileKey, RequestKey, Used
 from anytimecl.memory.maintenance import Info, Report, backup, compact, info, rescue, verify
 from anytimecl.memory.opening import open_as, open_memory
 from anytimecl.memory.ram import RamMemory, open_in_ram
@@ -17,6 +17,7 @@ __all__ = [
     "STORES",
     "Event",
     "Example",
+    "FileKey",
     "Info",
     "Memory",
     "RamMemory",

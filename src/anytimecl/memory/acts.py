@@ -151,6 +151,8 @@ def move(
             key = None  # another example has it by now
         if isinstance(key, RequestKey):
             store.keys.add(key, example)  # with the label or not at all: a retry must not miss it
+        if place.key is not None and key != place.key:
+            store.keys.add_former(place.key, example, before[-1])
         store.records.rewrite(example, store.vocabulary.add_example(label), key)
         store.vocabulary.drop_example(place.label)
     data: dict[str, Any] = {"examples": list(examples), "label": label}
@@ -184,13 +186,21 @@ def withdraw(store: Store, example: int, *, undoes: int) -> int:
 
 
 def purge(store: Store, event: int) -> int:
-    """Remove for good what was taken back up to an event; returns how many."""
+    """Remove for good what was taken back up to an event; returns how many examples.
+
+    Names that were given and taken back go, too, unless a label is called so.
+    """
+    if store.read_only:
+        return 0
     wanted = "SELECT example, number FROM withdrawn WHERE number <= ?"
     with store.reading() as db:
         found = db.execute(wanted, (event,)).fetchall()
-    if not found or store.read_only:
+        undone = _undone_texts(store, event)
+    if not found and not undone:
         return 0
     with store.writing():
+        for entry in undone:
+            store.journal.write(entry.number, entry.kind, entry.data)
         for example, number in found:
             store.remove(example)
             store.journal.write(number, WITHDRAW, {"example": example, "undoes": example})
@@ -201,6 +211,18 @@ def purge(store: Store, event: int) -> int:
                 stale = set() if left["examples"] else _texts(left)
                 store.journal.write(entry.number, entry.kind, _without(left, gone, stale))
     return len(found)
+
+
+def _undone_texts(store: Store, event: int) -> list[Event]:
+    """What was undone up to an event, and what undid it, without texts that are no label now."""
+    undoing = store.journal.undoing((RELABEL, MERGE, RENAME), event)
+    known = store.vocabulary.counts().keys() if undoing else set()
+    found = []
+    for last in undoing:
+        for each in (last, store.journal.entry(last.data["undoes"])):
+            if each is not None and (stale := _texts(each.data) - known):
+                found.append(each._replace(data=_without(each.data, set(), stale)))
+    return found
 
 
 def _note(store: Store, kind: str, data: dict[str, Any], undoes: int | None) -> int:

@@ -104,6 +104,14 @@ class Memory(Protocol):
         """The id of the example stored under `key`."""
         ...
 
+    def taught_by(self, key: str) -> int | None:
+        """The id of the example that a plain key taught, even if it has another key by now."""
+        ...
+
+    def came_with(self, key: str, label: str) -> bool:
+        """Whether a key that its example has no more had come with that label."""
+        ...
+
     def used_key(self, key: str) -> Used | None:
         """What a `RequestKey` taught, even if that is forgotten; None if it never has."""
         ...

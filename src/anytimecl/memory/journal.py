@@ -21,6 +21,7 @@ class Journal:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
+        self._looked = 0  # the entries that `undoing` was asked about
 
     def write(self, number: int, kind: str, data: dict[str, Any]) -> None:
         """Add or replace an entry."""
@@ -46,6 +47,23 @@ class Journal:
         wanted = "SELECT number, kind, data, crc FROM event WHERE number > ? AND kind IN "
         wanted += f"({', '.join('?' * len(kinds))}) ORDER BY number"
         return [_event(*row) for row in self._db.execute(wanted, (after, *kinds)).fetchall()]
+
+    def undoing(self, kinds: Sequence[str], until: int) -> list[Event]:
+        """Entries of some kinds that take back another, up to a number.
+
+        Each in one answer alone, while the memory is open: it costs what is new.
+        """
+        since, self._looked = self._looked, max(self._looked, until)
+        wanted = "SELECT number, kind, data, crc FROM event WHERE number > ? AND number <= ? "
+        wanted += f"AND data LIKE '%\"undoes\"%' AND kind IN ({', '.join('?' * len(kinds))})"
+        found = self._db.execute(wanted, (since, until, *kinds)).fetchall()
+        return [_event(*row) for row in found]
+
+    def entry(self, number: int) -> Event | None:
+        """One that is written here; what was learned is not."""
+        wanted = "SELECT number, kind, data, crc FROM event WHERE number = ?"
+        row = self._db.execute(wanted, (number,)).fetchone()
+        return None if row is None else _event(*row)
 
     def backwards(self, before: int, limit: int) -> list[Event]:
         """The entries before a number, learning among them, the newest first."""

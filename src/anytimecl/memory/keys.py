@@ -2,6 +2,9 @@
 
 Only digests are kept. Of a key, since it may be a file's name; of what came with it, under the key
 as salt, so that two lessons cannot be compared.
+
+A plain key lies with its example. Here are those that it had before its image was taught under
+another one: a retry of an old lesson must not undo a newer one.
 """
 
 from __future__ import annotations
@@ -35,11 +38,21 @@ class RequestKey(str):
         return str.__new__, (RequestKey, str(self)), {"content": self.content}
 
 
+class FileKey(str):
+    """A key that says which image it is, and which label: it speaks whenever it comes.
+
+    An image that was moved from one label to another and back is meant as it is now.
+    """
+
+
 class Used(NamedTuple):
     """What a key taught."""
 
     example: int
-    content: bytes  # digest
+    content: bytes  # digest; of a plain key it begins with `_PLAIN`
+
+
+_PLAIN = b"plain"  # no digest of a request is as long as one with this before it
 
 
 class Keys:
@@ -57,8 +70,27 @@ class Keys:
         row = (key, *used, _checksum(key, used))
         self._db.execute("INSERT OR REPLACE INTO used_key VALUES (?, ?, ?, ?)", row)
 
+    def add_former(self, key: str, example: int, label: str) -> None:
+        """A plain key that taught an example, which has another key now, or had one already."""
+        if self._find(key) is None:
+            self.copy(_digest(key), Used(example, _taught(key, label)))
+
     def find(self, key: str) -> Used | None:
-        """What the key taught, if it has."""
+        """What the key of a request taught, if it has."""
+        used = self._find(key)
+        return None if used is None or used.content.startswith(_PLAIN) else used
+
+    def former(self, key: str) -> int | None:
+        """The example that a plain key taught before this had another one."""
+        used = self._find(key)
+        return used.example if used is not None and used.content.startswith(_PLAIN) else None
+
+    def came_with(self, key: str, label: str) -> bool:
+        """Whether that was the label which a former key brought."""
+        used = self._find(key)
+        return used is not None and used.content == _taught(key, label)
+
+    def _find(self, key: str) -> Used | None:
         wanted = "SELECT key, example, content, crc FROM used_key WHERE key = ?"
         row = self._db.execute(wanted, (_digest(key),)).fetchone()
         if row is None:
@@ -77,6 +109,10 @@ class Keys:
         """How many are not what was stored."""
         rows = self._db.execute("SELECT key, example, content, crc FROM used_key")
         return sum(not _sound(row) for row in rows)
+
+
+def _taught(key: str, label: str) -> bytes:
+    return _PLAIN + RequestKey(key, label.encode()).content
 
 
 def _digest(key: str) -> bytes:

@@ -20,7 +20,7 @@ from anytimecl.memory.acts import LabelHistory, censor, history, ids_at
 from anytimecl.memory.contract import Event, Example, Row, Stored, StoreWarning
 from anytimecl.memory.database import ERRORS, in_words, is_damage, telling
 from anytimecl.memory.journal import Journal
-from anytimecl.memory.keys import Keys, RequestKey, Used
+from anytimecl.memory.keys import FileKey, Keys, RequestKey, Used
 from anytimecl.memory.records import Cache, Place, Records
 from anytimecl.memory.schema import read_meta
 from anytimecl.memory.vocabulary import Vocabulary
@@ -264,6 +264,20 @@ class Store(Closing):
         with self.reading() as db:
             row = db.execute("SELECT id FROM example WHERE key = ?", (key,)).fetchone()
             return row and int(row[0])
+
+    def taught_by(self, key: str) -> int | None:
+        """The example that a plain key taught, even if it has another key by now."""
+        with self.reading():
+            known = self.has_key(key)
+            if known is not None or isinstance(key, RequestKey | FileKey):
+                return known
+            former = self.keys.former(key)
+            place = None if former is None else self.records.find(former)
+            return former if place is not None and place.label else None
+
+    def came_with(self, key: str, label: str) -> bool:
+        with self.reading():
+            return self.keys.came_with(key, label)
 
     def find_content(self, digest: int) -> tuple[int, str] | None:
         """The newest example of an image with these tokens, and its label."""

@@ -43,10 +43,10 @@ class Counts:
                 self._sizes[leaf] += 1
                 self._last[leaf] = done.result().id
 
-    def lower(self, leaf: int, by: int) -> None:
-        """A leaf has forgotten some."""
+    def set(self, leaf: int, size: int) -> None:
+        """A leaf has forgotten some, and holds so many."""
         with self._lock:
-            self._sizes[leaf] -= by
+            self._sizes[leaf] = size
 
     def split(self, leaf: int, children: Mapping[int, tuple[int, int]]) -> None:
         """Two leaves have the place of one."""

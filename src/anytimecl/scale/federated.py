@@ -20,9 +20,10 @@ from anytimecl.backbone import Backbone
 from anytimecl.client import Client, Record
 from anytimecl.closing import Closing
 from anytimecl.codec import Codec
-from anytimecl.errors import AnytimeError, LabelError, ModelError, StoreError
+from anytimecl.errors import AnytimeError, KeyUsedError, LabelError, ModelError, StoreError
 from anytimecl.images import ImageSource, load_image
 from anytimecl.labels import clean_label
+from anytimecl.recording import RecordError
 from anytimecl.trainer import Learned
 
 FILE = "outbox.sqlite3"
@@ -84,15 +85,24 @@ class Teacher(Protocol):
 
 
 def straight_to(teacher: Teacher) -> Send:
-    """Send by calling the teacher, in this process or over Ray."""
+    """Send by calling the teacher, in this process or over Ray.
+
+    What a parcel is to blame for is refused. A full disk or a leaf that cannot be reached is not:
+    that raises, and everything not taken is sent again.
+    """
 
     def send(batch: Sequence[Parcel]) -> Receipt:
-        taken, refused = [], []
+        taken: list[str] = []
+        refused: list[Refused] = []
         for parcel in batch:
             try:
                 teacher.learn_record(parcel.record, parcel.label, key=parcel.key)
-            except (LabelError, StoreError) as error:
+            except (LabelError, KeyUsedError, RecordError) as error:
                 refused.append(Refused(parcel.key, str(error)))
+            except (StoreError, ConnectionError):
+                if not taken and not refused:
+                    raise
+                break  # so far it went well
             else:
                 taken.append(parcel.key)
         return Receipt(taken, refused)

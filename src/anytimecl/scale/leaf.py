@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
+import sys
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +22,14 @@ from anytimecl.blend import Blend, Opinions, blend, none_of_these, speakers
 from anytimecl.checkpoint import Checkpoint
 from anytimecl.checkpointer import CHECKPOINT
 from anytimecl.classifier import AnytimeClassifier
+from anytimecl.codec import Codec
+from anytimecl.errors import StoreError
 from anytimecl.experts import GaussianExpert
 from anytimecl.files import sync_all
 from anytimecl.memory import Report, Store, open_memory, verify
 from anytimecl.model import VECTORS
 from anytimecl.predicting import AskedLabels, digest_of
-from anytimecl.recording import Record
+from anytimecl.recording import Record, RecordError
 from anytimecl.registry import Choice
 from anytimecl.sampling import SAMPLERS
 from anytimecl.scale.instances import instances_of
@@ -31,6 +38,7 @@ from anytimecl.scale.shortlist import ManyLabels, named
 from anytimecl.tail import TailInput, images_of
 from anytimecl.trainer import Learned
 
+NICE = 10  # how far a split steps back behind lessons and answers
 CHUNK = 256  # examples that are looked at in one go
 CLASSIFIER = ("weights.classifier", "first.classifier", "second.classifier")
 
@@ -77,6 +85,15 @@ def image_vectors(backbone: Backbone, tokens: Tensor | TailInput) -> Tensor:
     """Unit vectors [image, dim] of the original model, by which images find their leaf."""
     with torch.no_grad():
         return images_of(backbone.tail, backbone.spec.tail, tokens)
+
+
+def vector_of(backbone: Backbone, codec: Codec, record: bytes) -> Tensor:
+    """Of a record [dim], as whoever divides a leaf will see it; RecordError if it is damaged."""
+    try:
+        tokens = codec.decode([record], backbone.device)
+    except StoreError as error:
+        raise RecordError(str(error)) from error
+    return image_vectors(backbone, tokens)[0].cpu()
 
 
 class Leaf(AnytimeClassifier):
@@ -153,20 +170,23 @@ class Leaf(AnytimeClassifier):
         """Make two leaves of this one, each with the half of the examples nearer to its centre.
 
         Gives their centres [2, dim]; None, and nothing is made, where all examples are alike. This
-        leaf stays as it is, for whoever asks it meanwhile.
+        leaf stays as it is, for whoever asks it meanwhile; it takes the time that others leave.
         """
-        with self._learning:
+        with self._learning, ThreadPoolExecutor(1, "divide", _step_back) as aside:
             self._catch_up()
-            ids, vectors = self.vectors()
-            halves = two_means(vectors) if len(ids) > 1 else None
-            if halves is None:
-                return None
-            saved = self._trainer.checkpoint()
-            for part, folder in enumerate(folders):
-                own = (halves.side == part).nonzero().flatten().tolist()
-                self._found(folder, [ids[i] for i in own], vectors[own], saved)
-                sync_all(folder)  # before anybody relies on it
-            return halves.centres
+            return aside.submit(self._divided, folders).result()
+
+    def _divided(self, folders: tuple[Path, Path]) -> Tensor | None:
+        ids, vectors = self.vectors()
+        halves = two_means(vectors) if len(ids) > 1 else None
+        if halves is None:
+            return None
+        saved = self._trainer.checkpoint()
+        for part, folder in enumerate(folders):
+            own = (halves.side == part).nonzero().flatten().tolist()
+            self._found(folder, [ids[i] for i in own], vectors[own], saved)
+            sync_all(folder)  # before anybody relies on it
+        return halves.centres
 
     def _found(self, folder: Path, ids: Sequence[int], vectors: Tensor, saved: Checkpoint) -> None:
         """A leaf with some of the examples, starting from the weights of this one.
@@ -185,11 +205,15 @@ class Leaf(AnytimeClassifier):
                     sampler.add(example, row.label)
                     named.append(row.label)
                     added.append(example)
+            numbers = dict(zip(ids, added, strict=True))
+            with self.memory.reading(), memory.writing():  # a late retry comes to the child
+                for key, used in self.memory.keys.rows():
+                    if used.example in numbers:
+                        memory.keys.copy(key, used._replace(example=numbers[used.example]))
             labels = list(memory.labels())
             estimates = saved.state["estimates"]
             known = {name: e for name, e in estimates["labels"].items() if name in labels}
             rows_kept = torch.tensor([saved.state["labels"].index(name) for name in labels])
-            numbers = dict(zip(ids, added, strict=True))
             evidence, tensors = _evidence(saved, numbers)
             state = {
                 **saved.state,
@@ -211,6 +235,14 @@ class Leaf(AnytimeClassifier):
             tensors |= expert.state()
             child = dataclasses.replace(saved, event=memory.last, tensors=tensors, state=state)
             checkpoints.save(child, folder / CHECKPOINT)
+
+
+def _step_back() -> None:
+    """This thread makes way for every other one that has something to do, on Linux."""
+    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
+        me = threading.get_native_id()
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, me, os.getpriority(os.PRIO_PROCESS, me) + NICE)
 
 
 def _evidence(

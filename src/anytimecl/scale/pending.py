@@ -17,6 +17,14 @@ PENDING = 64  # lessons on their way to one leaf before a teacher waits
 AGAIN = 60.0  # seconds after which a leaf that is silent is asked once more
 
 
+class MustWait(Exception):
+    """A lesson cannot be sent until something else is done."""
+
+    def __init__(self, first: Future[Any]) -> None:
+        super().__init__("too much is on its way to the leaf, or it splits")
+        self.first = first
+
+
 class Lessons:
     """Lessons on their way. A leaf that has some and learns none for `stuck` seconds is stuck.
 
@@ -58,11 +66,14 @@ class Lessons:
         """The lessons that no leaf has learned yet."""
         return [future for leaf in self.leaves() for future in self.of(leaf)]
 
-    def before(self, leaf: int) -> Future[Learned] | None:
-        """What another lesson for a leaf has to wait for; Unreachable, if the leaf is stuck."""
+    def before(self, leaf: int, room: int = 1) -> Future[Learned] | None:
+        """What another lesson for a leaf has to wait for; Unreachable, if the leaf is stuck.
+
+        If it has to, it waits until there is `room` for so many: all who wait try again then.
+        """
         self.check(leaf)
         waiting = self.of(leaf)
-        return waiting[0] if len(waiting) >= PENDING else None
+        return waiting[room - 1] if len(waiting) >= PENDING else None
 
     def check(self, leaf: int) -> None:
         """Unreachable, if the leaf is stuck."""

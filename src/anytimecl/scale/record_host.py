@@ -15,7 +15,7 @@ from anytimecl.backbone import load as load_backbone
 from anytimecl.codec import make_codec
 from anytimecl.errors import StoreError
 from anytimecl.predicting import digest_of
-from anytimecl.scale.leaf import image_vectors
+from anytimecl.scale.leaf import image_vectors, vector_of
 from anytimecl.settings import Settings
 
 
@@ -60,9 +60,7 @@ class RecordMaker:
         return Looked(tokens.cpu().numpy(), vectors.numpy())
 
     def _vector(self, record: bytes) -> NDArray[np.float32]:
-        """Of what is stored, as whoever divides a leaf will see it."""
-        tokens = self._codec.decode([record], self._backbone.device)  # refuses what is damaged
-        vector: NDArray[np.float32] = image_vectors(self._backbone, tokens)[0].cpu().numpy()
+        vector: NDArray[np.float32] = vector_of(self._backbone, self._codec, record).numpy()
         return vector
 
 

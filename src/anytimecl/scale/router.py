@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,26 +26,48 @@ from anytimecl.memory.database import Durability
 from anytimecl.prediction import THRESHOLD
 from anytimecl.scale.answers import TreePrediction
 from anytimecl.scale.leaf_host import NAMESPACE, connect_ray, import_ray
-from anytimecl.scale.leaves import Health
+from anytimecl.scale.leaves import Health, Unreachable
 from anytimecl.scale.on_ray import OnRay, on_ray
+from anytimecl.scale.pending import MustWait
 from anytimecl.scale.ray_metrics import RouterMetrics
 from anytimecl.scale.record_host import EncodedImage, Looked, RecordMaker, encoders_on
 from anytimecl.scale.snapshots import TreeReport
 from anytimecl.scale.tree import TreeClassifier
+from anytimecl.scale.tree_folder import TreeInUse
 from anytimecl.trainer import Learned
 
 T = TypeVar("T")
 NAME = "router"
 TOGETHER = 32  # images that travel in one call
 AGAIN_FOR, PAUSE = 120.0, 0.5  # seconds that a router that is gone is waited for, and between looks
-# Calls of a kind that the router works on side by side; what waits for a leaf takes no thread,
-# unless the leaf has as much before it as may be, or splits.
+LEFT_FOR = 600.0  # seconds that a router that is started again waits until it has the tree
+# Calls of a kind that the router works on side by side; what waits for a leaf takes no thread.
 AT_ONCE = {"learn": 1000, "ask": 1000, "control": 100}
 THREADS = {"learn": 128, "ask": 64, "control": 4, "encode": 1}
 
 
 class AlreadyUp(AnytimeError):
     """A tree runs on the cluster."""
+
+
+def _opened(folder: str, **options: Any) -> TreeClassifier:
+    """The tree. A router that is started again waits for what is left of the one before it.
+
+    Its lock may outlive it for a while, on a disk of many nodes; and an actor whose making fails is
+    never started again.
+    """
+    end = time.monotonic() + LEFT_FOR
+    while True:
+        try:
+            return TreeClassifier.open(folder, **options)
+        except (TreeInUse, Unreachable):
+            if time.monotonic() > end or not _started_again():
+                raise
+        time.sleep(PAUSE)
+
+
+def _started_again() -> bool:
+    return bool(import_ray().get_runtime_context().was_current_actor_reconstructed)
 
 
 class RouterHost:
@@ -62,7 +85,7 @@ class RouterHost:
         copy_to: str | None = None,
         encoders: int = 0,
     ) -> None:
-        self._tree = tree = TreeClassifier.open(
+        self._tree = tree = _opened(
             folder,
             model=model,
             capacity=capacity,
@@ -104,8 +127,20 @@ class RouterHost:
     ) -> list[Learned]:
         """Images with label, candidates and key."""
         with self._metrics.timed("lesson", len(lessons)):
-            sent = [await self._in("learn", lambda one=one: self._sent(*one)) for one in lessons]  # type: ignore[misc]
-            return [await self._learned(future) for future in sent]
+            sent = [await self._submitted(lesson) for lesson in lessons]
+            for future in sent:
+                await self._done(future)
+            return [future.result() for future in sent]
+
+    async def _submitted(
+        self, lesson: tuple[EncodedImage, str, Sequence[str] | None, str]
+    ) -> Future[Learned]:
+        """On its way. Until it may be, it waits here, without a thread."""
+        while True:
+            try:
+                return await self._in("learn", lambda: self._sent(*lesson))
+            except MustWait as error:
+                await self._done(error.first)
 
     def _sent(
         self, image: EncodedImage, label: str, candidates: Sequence[str] | None, key: str
@@ -117,14 +152,18 @@ class RouterHost:
             key=key,
             content=image.content,
             vector=torch.tensor(image.vector),
+            may_wait=False,
         )
 
-    async def _learned(self, future: Future[Learned]) -> Learned:
-        """Once it is acknowledged; an error if its leaf is stuck."""
-        waiting = asyncio.wrap_future(future)
-        while not (await asyncio.wait({waiting}, timeout=1.0))[0]:
-            self._tree.check_lesson(future)
-        return waiting.result()
+    async def _done(self, future: Future[Any]) -> None:
+        """Until a lesson or a split is done, whatever came of it; an error if its leaf is stuck."""
+        over, loop = asyncio.Event(), asyncio.get_running_loop()
+        future.add_done_callback(lambda _: loop.call_soon_threadsafe(over.set))
+        while not over.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), 1.0)
+            if not over.is_set():
+                self._tree.check_lesson(future)
 
     async def predict(self, looked: Looked, labels: Any, threshold: float) -> list[TreePrediction]:
         """As the tree does."""

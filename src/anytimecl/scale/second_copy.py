@@ -1,4 +1,4 @@
-"""A second copy of every lesson, elsewhere: another disk, or a store that fsspec reaches.
+"""A second copy of every lesson, elsewhere: another disk, a store that fsspec reaches, or a log.
 
 Lessons are written here once a leaf has them, before they are acknowledged, as lines of JSON. The
 leaves are the truth; this is what is left when their disk is gone.
@@ -12,23 +12,28 @@ import os
 import secrets
 import threading
 import time
+import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from anytimecl.closing import Closing
 from anytimecl.errors import StoreError
 from anytimecl.files import replacing, sync
+from anytimecl.memory import StoreWarning
 from anytimecl.scale.leaf import LeafLesson
+from anytimecl.scale.log_service import SCHEME, LogService
 
 T = TypeVar("T")
 ABOUT = "copy.json"
 # Version 1 says neither which tree it is of, nor which files a later beginning has replaced.
 VERSION, READABLE = 2, (1, 2)
 SEGMENT_BYTES = 1 << 26  # of a file in a folder
+PAUSE = 2.0  # seconds until a lesson that is on its way is missed
 TOGETHER = 1000  # lessons at most that are written in one go
 
 
@@ -90,6 +95,8 @@ class SecondCopy(Closing):
         """The lesson is in the second place when the result is there."""
         future: Future[None] = Future()
         self._queue.put((lesson, future))
+        if not self._thread.is_alive():  # closed, and maybe before it has seen this one
+            self._refuse_rest()
         return future
 
     def forget(self, label: str) -> int:
@@ -101,8 +108,12 @@ class SecondCopy(Closing):
         with self._writing:
             self._number += 1  # what comes next is another file
             names = self._place.names()
-            told = (each for name in names for each in self._read(name) if each)
-            last = {each.content: each.label for each in told}
+            last: dict[int | None, str] = {}
+            seen: set[str | None] = {None}
+            for each in (each for name in names for each in self._read(name) if each):
+                if each.key is None or each.key not in seen:  # a late retry says nothing new
+                    last[each.content] = each.label
+                    seen.add(each.key)
             images = {image for image, its in last.items() if its == label and image is not None}
             for name in names:
                 lines = self._place.read(name).splitlines(keepends=True)
@@ -112,6 +123,15 @@ class SecondCopy(Closing):
                     self._place.write(name, b"".join(kept))
         return gone
 
+    def _refuse_rest(self) -> None:
+        """Nobody writes any more, and nobody shall wait for it."""
+        with suppress(Empty):
+            while True:
+                item = self._queue.get_nowait()
+                if item is not None:
+                    why = "it is closed. Send the lesson again under the same key."
+                    item[1].set_exception(StoreError(f"{self.address} was not written to: {why}"))
+
     def _read(self, name: str) -> Iterator[LeafLesson | None]:
         return map(_lesson, self._place.read(name).splitlines(keepends=True))
 
@@ -119,6 +139,7 @@ class SecondCopy(Closing):
         """Write what waits, and end."""
         self._queue.put(None)
         self._thread.join()
+        self._refuse_rest()
 
     def _run(self) -> None:
         while some := self._next():
@@ -180,10 +201,26 @@ def lessons_in(address: str) -> Iterator[LeafLesson]:
     for name in place.names():
         if name in replaced:
             continue
+        damaged = 0
         for number, line in enumerate(place.read(name).splitlines(keepends=True)):
             lesson = _lesson(line)
-            if lesson is not None:  # else a line that a crash cut short: it never counted
+            if lesson is not None:
                 yield lesson if lesson.key else lesson._replace(key=f"{name} {number}")
+            elif line.endswith(b"\n"):  # else a crash has cut it short: it never counted
+                damaged += 1
+        if damaged:
+            told = f"{damaged:,} lessons in {place}, {name}, are damaged and left out."
+            warnings.warn(told, StoreWarning, stacklevel=2)
+
+
+def not_in(address: str, keys: Iterable[str]) -> set[str]:
+    """Which of these keys no lesson of a copy has."""
+    left = set(keys)
+    for pause in (0.0, PAUSE):  # what was learned just now is about to be there
+        time.sleep(pause if left else 0.0)
+        for lesson in lessons_in(address) if left else ():
+            left.discard(lesson.key or "")
+    return left
 
 
 def then(learned: Future[T], put: Callable[[], Future[None]]) -> Future[T]:
@@ -318,7 +355,6 @@ class _Objects:
 
 
 def _place(address: str) -> Any:
-    make: Callable[[], Any] = (
-        (lambda: _Objects(address)) if "://" in address else (lambda: _Folder(Path(address)))
-    )
-    return make()
+    if address.startswith(f"{SCHEME}://"):
+        return LogService(address)
+    return _Objects(address) if "://" in address else _Folder(Path(address))

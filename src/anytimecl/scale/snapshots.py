@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from anytimecl.scale.leaf import keys_in
 from anytimecl.scale.leaf_host import TAIL
 from anytimecl.scale.leaves import holds_memory, leaf_folder
 from anytimecl.scale.routes import Routes
+from anytimecl.scale.second_copy import not_in
 from anytimecl.scale.told import FILE as LABELS
 from anytimecl.scale.tree_folder import COPY, FILE, IDENTITY, OWNER, counts_in, write_counts
 from anytimecl.transfer import copy_memory
@@ -115,13 +116,25 @@ class TreeReport:
         return "\n".join([*lines, *self.problems])
 
 
+def _not_copied(copy: str, keys: Iterable[str]) -> list[str]:
+    try:
+        left = not_in(copy, keys)
+    except (OSError, StoreError) as error:
+        return [f"the second copy cannot be read: {error}"]
+    if not left:
+        return []
+    count = f"{len(left):,} examples are" if len(left) > 1 else "An example is"
+    told = f"{count} not in the second copy ({copy}), such as that with the key {min(left)!r}: "
+    return [told + "send it again under its key, or open the tree with another copy_to."]
+
+
 def verify_tree(folder: Path, progress: Progress | None = None) -> TreeReport:
     """Read every leaf and check it, and that each holds what it did, and no key is there twice.
 
     Others may go on teaching, on this machine; `TreeClassifier.verify` asks leaves anywhere.
     """
     for _ in range(TIMES):
-        routes, counted = _routes(folder)[0], counts_in(folder)
+        (routes, noted), counted = _routes(folder), counts_in(folder)
 
         def look(leaf: int, counted: Mapping[int, int] = counted) -> tuple[Report, list[str]]:
             place = leaf_folder(folder, leaf)
@@ -132,7 +145,7 @@ def verify_tree(folder: Path, progress: Progress | None = None) -> TreeReport:
             with open_memory(place, read_only=True) as store:
                 return verify(store), keys_in(store)
 
-        report = checked(routes.leaves(), counted, look, progress)
+        report = checked(routes.leaves(), counted, look, progress, noted.get(COPY))
         if report.ok or _routes(folder)[0].leaves() == routes.leaves():
             return report  # else a leaf has split, and its children are to be looked at
     return report
@@ -143,8 +156,9 @@ def checked(
     counted: Mapping[int, int],
     look: Callable[[int], tuple[Report, list[str]]],
     progress: Progress | None = None,
+    copy: str | None = None,
 ) -> TreeReport:
-    """What is found in leaves; `look` gives the report of one, and its keys."""
+    """What is found in leaves, and in the second `copy`; `look` gives a leaf's report and keys."""
     reports: dict[int, Report] = {}
     problems: list[str] = []
     keys: Counter[str] = Counter()
@@ -163,4 +177,6 @@ def checked(
     twice = [key for key, count in keys.items() if count > 1]
     if twice:
         problems.append(f"{len(twice):,} keys are in more than one leaf, such as {twice[0]!r}")
+    if copy is not None:
+        problems += _not_copied(copy, keys)
     return TreeReport(reports, tuple(problems))

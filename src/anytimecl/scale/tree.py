@@ -34,9 +34,9 @@ from anytimecl.scale import splitting
 from anytimecl.scale.answers import pooled
 from anytimecl.scale.counts import Counts
 from anytimecl.scale.keys import KeyIndex, OneAtATime
-from anytimecl.scale.leaf import LeafLesson, image_vectors
+from anytimecl.scale.leaf import LeafLesson, vector_of
 from anytimecl.scale.leaves import Health, Here, Leaves, Unreachable, leaf_folder
-from anytimecl.scale.pending import Lessons, Silence
+from anytimecl.scale.pending import PENDING, Lessons, MustWait, Silence
 from anytimecl.scale.routes import Routes
 from anytimecl.scale.second_copy import SecondCopy, then
 from anytimecl.scale.shortlist import ManyLabels
@@ -164,11 +164,11 @@ class TreeClassifier(TreePredicting, Closing):
         copy = SecondCopy(address, self._identity, self._place.owner, told, noted=noted)
         try:
             for leaf in () if copy.whole else sorted(self._sizes):
-                some, last = self.leaves.call(leaf, "lessons_after", 0)
-                while some:
+                before, last = -1, 0
+                while before < last:  # those that cannot be read are not all that there are
+                    before, (some, last) = last, self.leaves.call(leaf, "lessons_after", last)
                     for written in [copy.put(lesson) for lesson in some]:
                         written.result()
-                    some, last = self.leaves.call(leaf, "lessons_after", last)
             copy.declare_whole()
             self._copy = copy
             self._place.save(self.routes, self._meta())  # from now on it is whole
@@ -263,10 +263,12 @@ class TreeClassifier(TreePredicting, Closing):
         key: str | None = None,
         content: int | None = None,
         vector: Tensor | None = None,
+        may_wait: bool = True,
     ) -> Future[Learned]:
         """Send a record to its leaf. It counts once the result is there; until then it may wait.
 
-        With too much on its way to that leaf, this itself waits. `content` is the digest of the
+        With too much on its way to that leaf, or while it splits, this itself waits or, unless it
+        `may_wait`, raises `MustWait`, which says what for. `content` is the digest of the
         image's tokens (`digest_of`), by which a leaf knows an image again. `vector` [dim] is that
         of the record, if somebody has looked at it already; else it is checked here.
         """
@@ -275,27 +277,26 @@ class TreeClassifier(TreePredicting, Closing):
         if chosen is not None and label not in chosen:
             raise LabelError(f"The label {label!r} is not among its candidates.")
         if vector is None:
-            tokens = self.codec.decode([record], self.backbone.device)  # refuses what is damaged
-            vector = image_vectors(self.backbone, tokens)[0].cpu()
+            vector = vector_of(self.backbone, self.codec, record)
         if self._copy is not None and key is None:
             key = uuid.uuid4().hex  # it may be taught again from the copy
         lesson = LeafLesson(record, label, chosen, key, content)
         self.leaves.introduce([label, *(chosen or ())])  # now, when no lock is held
         if key is None:
-            return self._sent(lesson, vector)
+            return self._sent(lesson, vector, may_wait)
         self._pending.check(self.routes.leaf_of(vector))
         # A second lesson under the same key waits for the first.
         if not self._teaching.enter(key, self._pending.stuck):
             raise Unreachable(f"A lesson under the key {key!r} is on its way since long.")
         try:
-            future = self._sent(lesson, vector)
+            future = self._sent(lesson, vector, may_wait)
         except BaseException:
             self._teaching.leave(key)
             raise
         future.add_done_callback(lambda _: self._teaching.leave(key))
         return future
 
-    def _sent(self, lesson: LeafLesson, vector: Tensor) -> Future[Learned]:
+    def _sent(self, lesson: LeafLesson, vector: Tensor, may_wait: bool) -> Future[Learned]:
         """To its leaf, unless another leaf has learned its key."""
         without: set[int] = set()  # leaves that do not have the key
         while True:
@@ -305,11 +306,14 @@ class TreeClassifier(TreePredicting, Closing):
                 leaf = self.routes.leaf_of(vector)
                 others = self._holders(lesson.key) - {leaf} - without
                 split = self._splitting.get(leaf)
-                first = None if others else split or self._pending.before(leaf)
+                room = 1 if may_wait else PENDING // 2
+                first = None if others else split or self._pending.before(leaf, room)
                 if not others and first is None:
                     future = self._taught(leaf, lesson)
                     break
             if first is not None:
+                if not may_wait:
+                    raise MustWait(first)
                 self._pending.wait(first)  # its own caller sees what went wrong
             elif known := self._known(others.pop(), lesson, without):
                 future = Future()
@@ -459,14 +463,14 @@ class TreeClassifier(TreePredicting, Closing):
             for future in self._pending.all():  # or the copy may hear of one after it has forgotten
                 self._pending.wait(future)
             self._counts.save_nothing()  # they may only be too low, whenever this is cut short
-            self._keys.clear()
-            gone = {
-                leaf: int(self.leaves.call(leaf, "forget_label", label)) for leaf in self._sizes
-            }
-            for leaf, count in gone.items():
-                self._sizes[leaf] -= count
-                self._counts.lower(leaf, count)
-                self._read_keys(leaf)
+            gone = sum(self._forgotten(leaf, label) for leaf in self._sizes)
+            try:
+                self._keys.clear()
+                for leaf in self._sizes:
+                    self._read_keys(leaf)
+            except BaseException:  # what is not in the index could be taught twice
+                self._stopped = StoreError("The keys could not be read: open the tree again.")
+                raise
             self._counts.save()
             if self._copy is not None:
                 self._copy.forget(label)
@@ -479,7 +483,17 @@ class TreeClassifier(TreePredicting, Closing):
                 StoreWarning,
                 stacklevel=2,
             )
-        return sum(gone.values())
+        return gone
+
+    def _forgotten(self, leaf: int, label: str) -> int:
+        """Have a leaf forget a label; returns how many, even if it had to be told twice."""
+        before, _ = self.leaves.call(leaf, "extent")
+        self._counts.set(leaf, 0)  # until it is known
+        self.leaves.call(leaf, "forget_label", label)
+        after, _ = self.leaves.call(leaf, "extent")
+        self._counts.set(leaf, after)
+        self._sizes[leaf] = after
+        return int(before - after)
 
     def consolidate(self, epochs: int = 10) -> None:
         """Train every leaf offline over its own memory, one after the other.
@@ -508,10 +522,13 @@ class TreeClassifier(TreePredicting, Closing):
     def verify(self) -> TreeReport:
         """Have every leaf read and check what it has; lessons for the leaf whose turn it is wait.
 
-        What a leaf holds less than it acknowledged, and keys that are there twice, are told too.
+        What a leaf holds less than it acknowledged, keys that are there twice, and examples that
+        the second copy lacks are told too.
         """
         with self._changing:
-            return checked(sorted(self._sizes), self._place.counts(), self._check)
+            copy = None if self._copy is None else self._copy.address
+            leaves, counts = sorted(self._sizes), self._place.counts()
+            return checked(leaves, counts, self._check, copy=copy)
 
     def _check(self, leaf: int) -> tuple[Report, list[str]]:
         with self._occupied(leaf):

@@ -33,6 +33,10 @@ UNREAD = "it has split, but some of its examples could not be read and are in no
 REMAINS = "it is what is left of a leaf that is lost."
 
 
+class TreeInUse(StoreError):
+    """Another process owns the tree."""
+
+
 class TreeFolder(Closing):
     """Held from construction to `close`.
 
@@ -45,7 +49,7 @@ class TreeFolder(Closing):
     >>> first = TreeFolder(place)
     >>> TreeFolder(place)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    anytimecl.errors.StoreError: The tree in ... is in use by process ...
+    anytimecl.scale.tree_folder.TreeInUse: The tree in ... is in use by process ...
     >>> first.close()
     >>> TreeFolder(place).close()
     """
@@ -58,7 +62,7 @@ class TreeFolder(Closing):
             self._lock = OwnerLock(folder / LOCK)
         except StoreError as error:
             holder = (folder / LOCK).read_text("ascii", "replace").strip() or "unknown"
-            raise StoreError(
+            raise TreeInUse(
                 f"The tree in {folder} is in use by process {holder}: close it there first. "
                 "Nothing was changed."
             ) from error

@@ -15,7 +15,13 @@ HEALTH = frozenset({"/healthz", "/readyz"})
 OPEN = PAGE | HEALTH | {"/openapi.json"}
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 READING_POSTS = frozenset(
-    {"/v1/predict", "/v1/examples/like", "/label-studio/predict", "/label-studio/setup"}
+    {
+        "/v1/predict",
+        "/v1/order",
+        "/v1/examples/like",
+        "/label-studio/predict",
+        "/label-studio/setup",
+    }
 )
 WRITERS = frozenset({"/v1/audit", "/v1/backup"})  # who did what, and all there is
 _TOKENS = re.compile(r"/v1/tokens(/.*)?")

@@ -29,7 +29,7 @@ from anytimecl.serve.schemas import (
 SHOWN = 500  # outcomes that the chart draws
 
 
-def prediction_told(prediction: Prediction, top_k: int) -> PredictionTold:
+def prediction_told(prediction: Prediction, top_k: int, image: str | None = None) -> PredictionTold:
     """The best labels, with what each model thinks of them."""
     return PredictionTold(
         label=prediction.label,
@@ -45,6 +45,7 @@ def prediction_told(prediction: Prediction, top_k: int) -> PredictionTold:
             )
             for label, blended in prediction.top(top_k)
         ],
+        image=image,
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from anytimecl.serve.schemas import LABELS, SMALL_PNG, Asked, Count, Event, Image, Label
 
 PAGE = 200  # examples in one answer at most
+ORDERED = 1_000  # images
 STEPS = 1_000  # acts undone by one request
 CURSOR = r"^([0-9.e+-]{1,40}:)?[0-9]{1,18}$"
 
@@ -23,6 +24,28 @@ class LikeAsked(Asked):
     label: Label | None = None
     after: str | None = Field(default=None, pattern=CURSOR)
     limit: Count = Field(default=50, ge=1, le=PAGE)
+
+
+class OrderAsked(Asked):
+    """Images that were looked at of late, and what they may be."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"images": ["0f" * 16], "labels": ["cat", "dog"]}]}
+    )
+
+    images: list[Annotated[str, Field(pattern="^[0-9a-f]{32}$")]] = Field(
+        min_length=1, max_length=ORDERED, description="As predictions that `remember` call them."
+    )
+    labels: list[Label] | None = Field(
+        default=None, max_length=LABELS, description="That they may have, besides those taught."
+    )
+
+
+class OrderTold(BaseModel):
+    """Which to label first."""
+
+    images: list[str] = Field(description="What would teach most, then the others by doubt.")
+    unknown: list[str] = Field(description="Not looked at of late: predict them again.")
 
 
 class RelabelAsked(Asked):

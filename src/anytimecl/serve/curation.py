@@ -11,6 +11,7 @@ from fastapi.responses import Response, StreamingResponse
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.errors import ImageError, StoreError
 from anytimecl.inbox import export_labels
+from anytimecl.labels import clean_labels
 from anytimecl.review import StoredExample
 from anytimecl.serve.curated import (
     CURSOR,
@@ -23,6 +24,8 @@ from anytimecl.serve.curated import (
     Format,
     LikeAsked,
     MergeAsked,
+    OrderAsked,
+    OrderTold,
     RelabelAsked,
     RelabelTold,
     RenameAsked,
@@ -78,6 +81,23 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
             [tokens] = await engine.intake.encode([looked[0]], ticket)
         rest = {"label": asked.label, "after": asked.after, "limit": asked.limit}
         return await _page(engine, like=tokens, **rest)
+
+    @router.post(
+        "/order",
+        tags=["Predict"],
+        summary="Which images to label first",
+        responses=problem_responses(409, 413, 415, 422),
+        openapi_extra=json_schema(OrderAsked),
+    )
+    async def order(request: Request, engine: Engine = picked) -> OrderTold:
+        """The one first whose label would teach most, as the inbox chooses."""
+        asked = parse(OrderAsked, await json_body(request))
+        labels = clean_labels(asked.labels) if asked.labels else []
+        await engine.intake.name(labels, engine.classifier.settings.templates)
+        found = await engine.look(lambda: engine.looked_at.order(asked.images, labels))
+        known = set(found)
+        unknown = [key for key in dict.fromkeys(asked.images) if key not in known]
+        return OrderTold(images=found, unknown=unknown)
 
     @router.get(
         "/examples/{example}/thumbnail",

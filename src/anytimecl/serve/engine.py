@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from itertools import compress
 from typing import TypeVar
 
 import torch
@@ -39,6 +40,7 @@ from anytimecl.serve.options import Options
 from anytimecl.serve.pending import Pending
 from anytimecl.serve.problems import Busy, Problem
 from anytimecl.serve.recent import Entry, Recent
+from anytimecl.serve.telling import LookedAt
 from anytimecl.serve.turns import Turns
 from anytimecl.trainer import Learned
 
@@ -65,6 +67,7 @@ class Engine:
         self.recent = Recent(
             deque(classifier.memory.ids(), maxlen=options.thumbnails), options.thumbnails
         )
+        self.looked_at = LookedAt(classifier)
         path = classifier.memory.path
         self.folder = path.parent if path else None
         self.read_only = classifier.memory.read_only
@@ -83,9 +86,14 @@ class Engine:
     # Predicting
 
     async def predict(
-        self, images: Sequence[bytes | ImageError], labels: Sequence[str] | None, threshold: float
+        self,
+        images: Sequence[bytes | ImageError],
+        labels: Sequence[str] | None,
+        threshold: float,
+        *,
+        remember: bool = False,
     ) -> list[Prediction | ImageError]:
-        """For each image what it shows, or what is wrong with it."""
+        """For each image what it shows, or what is wrong with it; `looked_at` may `remember` it."""
         asked = None if labels is None else clean_labels(labels)
         if asked is None and not self.classifier.labels:
             raise Problem(409, "Nothing is learned yet: say which labels to choose from.")
@@ -96,6 +104,9 @@ class Engine:
             if not good:
                 return [one for one in decoded if isinstance(one, ImageError)]
             tokens = torch.stack(await self.intake.encode(good, ticket))
+        if remember:
+            sound = [not isinstance(one, ImageError) for one in decoded]
+            await self.answer(lambda: self.looked_at.add(compress(images, sound), tokens))
         found = await self.answer(
             lambda: self.classifier.predict_tokens(tokens, asked, threshold=threshold)
         )
@@ -160,6 +171,7 @@ class Engine:
                     raise Problem(404, f"There is no example {example}.")
             count = self.classifier.forget(example_id=example)
             self.recent.forget(example=example)
+            self.looked_at.clear()
             self.audit.add("forgot", example=example, event=memory.last)
             self.broadcast.send("forgotten", {"examples": count})
             return count
@@ -174,6 +186,7 @@ class Engine:
             if not (count := self.classifier.forget(label=name)):
                 raise Problem(404, f"There is no example of {name!r}.")
             self.recent.forget(label=name)
+            self.looked_at.clear()
             event = self.classifier.memory.last  # the memory's journal names them
             self.audit.add("forgot", examples=count, event=event)
             self.broadcast.send("forgotten", {"examples": count})

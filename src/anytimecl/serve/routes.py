@@ -40,6 +40,7 @@ from anytimecl.serve.schemas import (
     StatsTold,
     problem_responses,
 )
+from anytimecl.serve.telling import key_of
 from anytimecl.serve.uploads import (
     base64_or_error,
     batch_schema,
@@ -87,7 +88,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         An image that cannot be read has its own error, and the others their answers.
         """
         asked, images = await read(request, PredictAsked, "images", frozenset({"labels"}))
-        found = await engine.predict(images, asked.labels, asked.threshold)
+        found = await engine.predict(images, asked.labels, asked.threshold, remember=asked.remember)
         errors = [
             ImageRefused(index=index, detail=str(one))
             for index, one in enumerate(found)
@@ -96,8 +97,10 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         if len(errors) == len(found):
             raise none_good(errors)
         told = [
-            None if isinstance(one, ImageError) else prediction_told(one, asked.top_k)
-            for one in found
+            None
+            if isinstance(one, ImageError) or isinstance(image, ImageError)
+            else prediction_told(one, asked.top_k, key_of(image) if asked.remember else None)
+            for one, image in zip(found, images, strict=True)
         ]
         return PredictTold(predictions=told, errors=errors)
 

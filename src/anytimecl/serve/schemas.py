@@ -90,6 +90,9 @@ class PredictAsked(Asked):
         default=THRESHOLD, ge=0, le=1,
         description='Above this probability of "none of these", that is the answer.',
     )  # fmt: skip
+    remember: bool = Field(
+        default=False, description="Keep a vector of each in RAM for a while, for `POST /v1/order`."
+    )
 
 
 class LearnAsked(Asked):
@@ -162,6 +165,9 @@ class PredictionTold(BaseModel):
     none_of_these: Probability
     spoke: str = Field(examples=["gaussian"], description="The expert whose word weighs most.")
     scores: list[Score] = Field(description="Best first.")
+    image: str | None = Field(
+        default=None, description="What `POST /v1/order` knows it as, if it was to `remember` it."
+    )
 
 
 class ImageRefused(BaseModel):

@@ -29,6 +29,7 @@ whenKnown(({ stats }) => {
   chips.showChips();
   desk.labelsChanged();
   queue.labelsChanged();
+  queue.reorder();
   showChart(stats);
   shelf.showShelf();
   showJob(stats.job, stats.examples);
@@ -45,7 +46,7 @@ $("notice-close").onclick = () => acts.say("");
 $("clear").onclick = () => { queue.clear(); $("choose").focus(); };
 $("teach").onsubmit = (event) => { event.preventDefault(); desk.teachOpen($("teach-text").value); };
 $("teach-all").onclick = queue.teachAll;
-$("unsure").onchange = queue.show;
+$("queue-order").onchange = queue.reorder;
 $("queue-clear").onclick = () => { queue.clear(); $("choose").focus(); };
 $("consolidate").onclick = practise;
 $("skip").onclick = (event) => { event.preventDefault(); $("main").focus(); };

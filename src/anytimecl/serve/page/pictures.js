@@ -14,7 +14,7 @@ let numbers = 0;
 export function picture(file) {
   return {
     number: ++numbers, file, name: file.name || "", url: URL.createObjectURL(file), state: "looking", answer: null,
-    order: [], before: {}, taught: null, error: "", busy: false, asked: 0, ticked: null,
+    order: [], before: {}, key: null, taught: null, error: "", busy: false, asked: 0, ticked: null,
   };
 }
 
@@ -54,6 +54,7 @@ async function lookAtSome(items) {
   }
   // The first answer needs the best few; later ones need those that are on the screen, wherever they are by now.
   const again = items.some((item) => item.order.length);
+  form.append("remember", "true"); // so that it can say which to label first
   form.append("top_k", String(again ? Math.max(ROWS, Math.min(2000, chosen.length)) : ROWS));
   let told;
   try {
@@ -86,7 +87,7 @@ function answered(item, answer) {
   item.before = Object.fromEntries((item.answer?.scores ?? []).map((score) => [score.label, score.blended]));
   item.order = item.order.length ? item.order.filter((label) => scores.has(label)) : [...scores.keys()].slice(0, ROWS);
   if (item.taught && !item.order.includes(item.taught.label) && scores.has(item.taught.label)) item.order.push(item.taught.label);
-  Object.assign(item, { state: "answered", answer });
+  Object.assign(item, { state: "answered", answer, key: answer.image });
   item.ticked ??= answer.label !== NONE && answer.probability >= 0.5;
 }
 

@@ -3,11 +3,15 @@
 import { did, failed, say, settle } from "./acts.js";
 import { onDesk, put, show as showDesk } from "./desk.js";
 import { $, count, keyed, make, percent } from "./dom.js";
+import { labels, learned } from "./memory.js";
 import { NONE, drop, look, picture, teach } from "./pictures.js";
+import { tell } from "./service.js";
 
 const MOST = 500;
 let items = [];
 let busy = false;
+let ranks = new Map(); // what the service knows a picture as -> its place among those that wait
+let turn = 0;
 
 export async function take(files) {
   const images = files.filter((file) => !file.type || file.type.startsWith("image/"));
@@ -45,8 +49,7 @@ const right = () => items.filter((item) => item.ticked && !item.taught && propos
 export function show() {
   $("queue-card").hidden = items.length < 2;
   if (items.length < 2) return;
-  const order = $("unsure").checked ? [...items].sort((a, b) => sureness(a) - sureness(b)) : items;
-  keyed($("queue"), order, (item) => item.number, tile, update);
+  keyed($("queue"), inOrder(), (item) => item.number, tile, update);
   const done = items.filter((item) => item.state !== "looking").length;
   $("queue-facts").textContent = [
     done < items.length ? `${done} of ${items.length} answered` : count(items.length, "picture"),
@@ -55,6 +58,35 @@ export function show() {
   ].filter(Boolean).join(" · ");
   $("teach-all").textContent = `Teach the ${right().length} ticked`;
   $("teach-all").disabled = busy || !right().length;
+}
+
+const telling = () => $("queue-order").value === "telling";
+
+function inOrder() {
+  const by = { unsure: sureness, telling: rank }[$("queue-order").value];
+  return by ? [...items].sort((a, b) => by(a) - by(b)) : items;
+}
+
+const rank = (item) => (item.taught ? items.length + 1 : ranks.get(item.key) ?? items.length);
+
+// Which would teach most, now that something was taught.
+export async function reorder() {
+  show();
+  const mine = ++turn;
+  const waiting = items.filter((item) => !item.taught && item.key);
+  if (!telling() || waiting.length < 2) return;
+  try {
+    const taught = new Set(learned());
+    const told = await tell("POST", "order", { images: waiting.map((item) => item.key), labels: labels().filter((label) => !taught.has(label)) });
+    if (mine !== turn) return;
+    ranks = new Map(told.images.map((key, at) => [key, at]));
+    show();
+    const lost = waiting.filter((item) => told.unknown.includes(item.key));
+    lost.forEach((item) => { item.key = null; });
+    if (lost.length) await again((item) => lost.includes(item)); // it was restarted, or forgot something
+  } catch (error) {
+    if (mine === turn) failed(error);
+  }
 }
 
 const sureness = (item) => (item.taught ? 2 : item.answer ? item.answer.probability - (item.answer.label === NONE ? 1 : 0) : 1);
@@ -112,14 +144,18 @@ export async function teachAll() {
   await again((item) => !item.taught); // who was taught some may answer the rest otherwise
 }
 
-const again = (which) => look(items.filter(which), (some) => { if (some.includes(onDesk())) showDesk(); show(); });
+async function again(which) {
+  await look(items.filter(which), (some) => { if (some.includes(onDesk())) showDesk(); show(); });
+  if (telling()) await reorder();
+}
 
 // There was nothing to choose from, and now there is.
 export const labelsChanged = () => { if (items.some((item) => item.state === "unlabelled")) again((item) => item.state === "unlabelled"); };
 
 // The next picture that nobody has taught yet, for who works through them by keys.
 export function next() {
-  const waiting = items.filter((item) => !item.taught && item.state !== "failed" && item !== onDesk());
-  const after = waiting.find((item) => item.number > (onDesk()?.number ?? 0)) ?? waiting[0];
+  const order = inOrder();
+  const waits = (item) => !item.taught && item.state !== "failed" && item !== onDesk();
+  const after = order.slice(order.indexOf(onDesk()) + 1).find(waits) ?? order.find(waits);
   if (after) { put(after); show(); }
 }

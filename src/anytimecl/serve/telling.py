@@ -1,0 +1,78 @@
+"""Which of the images that were looked at of late would teach most: the inbox's order, over HTTP.
+
+Their vectors are kept in RAM alone, the latest `MOST`, and none of them once something was
+forgotten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from anytimecl.errors import ImageError
+from anytimecl.inbox import OTHERS, knowing
+from anytimecl.tail import images_of
+
+if TYPE_CHECKING:
+    from anytimecl.classifier import AnytimeClassifier
+
+MOST = 2048  # vectors: two megabytes
+
+
+def key_of(image: bytes) -> str:
+    """What an image is called here.
+
+    >>> key_of(b"an image") == key_of(b"another")
+    False
+    """
+    return hashlib.sha256(image).hexdigest()[:32]
+
+
+class LookedAt:
+    """Vectors of images, as the original model sees them."""
+
+    def __init__(self, classifier: AnytimeClassifier) -> None:
+        self._classifier = classifier
+        self._vectors: OrderedDict[str, Tensor] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @torch.no_grad()
+    def add(self, images: Iterable[bytes | ImageError], tokens: Tensor) -> None:
+        """Images, and their tokens [image, token, width]."""
+        backbone = self._classifier.backbone
+        vectors = images_of(backbone.tail, backbone.spec.tail, tokens).half().cpu()
+        with self._lock:
+            for image, vector in zip(images, vectors, strict=True):
+                assert isinstance(image, bytes)  # else it has no tokens
+                self._vectors[key_of(image)] = vector.clone()
+                self._vectors.move_to_end(key_of(image))
+            while len(self._vectors) > MOST:
+                self._vectors.popitem(last=False)
+
+    def clear(self) -> None:
+        """Nothing of what was forgotten may stay."""
+        with self._lock:
+            self._vectors.clear()
+
+    def order(self, keys: Sequence[str], labels: Sequence[str]) -> list[str]:
+        """Those that are known here: what would teach most, then the others by doubt."""
+        with self._lock:
+            found = {key: self._vectors[key] for key in keys if key in self._vectors}
+        if not found:
+            return []
+        images, draw = torch.stack(list(found.values())).float(), random.Random(len(found))
+        some = draw.sample(range(len(found)), min(OTHERS, len(found)))
+        with knowing(self._classifier, labels) as known:
+            asked = known.say(images)
+            best = known.best(asked, asked.pick(torch.tensor(some)), draw.random())
+        doubt = asked.doubt
+        doubt[best] = 2.0
+        names = list(found)
+        return [names[at] for at in doubt.argsort(descending=True, stable=True).tolist()]
