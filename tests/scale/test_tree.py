@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
 import threading
 from collections import Counter
 from concurrent.futures import Future
@@ -267,27 +265,6 @@ def test_near_leaves_share_an_answer_and_no_other_is_asked(tmp_path: Path) -> No
                     slow, whole = slow + weight * alone.values[0], whole + weight
                 said = torch.tensor(list(one.probabilities.values()))
                 torch.testing.assert_close(said, slow / whole)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only there a thread has a priority")
-def test_a_split_makes_way_for_lessons_and_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def nice() -> int:
-        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-    whole, seen = Leaf._divided, []
-
-    def divided(self: Leaf, folders: tuple[Path, Path]) -> Tensor | None:
-        seen.append(nice())
-        return whole(self, folders)
-
-    monkeypatch.setattr(Leaf, "_divided", divided)
-    before = nice()
-    with grown(tmp_path, 10, capacity=8) as tree:
-        assert len(tree.routes.leaves()) == 2
-    assert seen == [min(19, before + 10)]
-    assert nice() == before
 
 
 class Stuck(Here):

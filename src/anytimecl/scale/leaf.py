@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
-import sys
-import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +33,6 @@ from anytimecl.scale.shortlist import ManyLabels, named
 from anytimecl.tail import TailInput, images_of
 from anytimecl.trainer import Learned
 
-NICE = 10  # how far a split steps back behind lessons and answers
 CHUNK = 256  # examples that are looked at in one go
 CLASSIFIER = ("weights.classifier", "first.classifier", "second.classifier")
 
@@ -170,23 +164,20 @@ class Leaf(AnytimeClassifier):
         """Make two leaves of this one, each with the half of the examples nearer to its centre.
 
         Gives their centres [2, dim]; None, and nothing is made, where all examples are alike. This
-        leaf stays as it is, for whoever asks it meanwhile; it takes the time that others leave.
+        leaf stays as it is, for whoever asks it meanwhile.
         """
-        with self._learning, ThreadPoolExecutor(1, "divide", _step_back) as aside:
+        with self._learning:
             self._catch_up()
-            return aside.submit(self._divided, folders).result()
-
-    def _divided(self, folders: tuple[Path, Path]) -> Tensor | None:
-        ids, vectors = self.vectors()
-        halves = two_means(vectors) if len(ids) > 1 else None
-        if halves is None:
-            return None
-        saved = self._trainer.checkpoint()
-        for part, folder in enumerate(folders):
-            own = (halves.side == part).nonzero().flatten().tolist()
-            self._found(folder, [ids[i] for i in own], vectors[own], saved)
-            sync_all(folder)  # before anybody relies on it
-        return halves.centres
+            ids, vectors = self.vectors()
+            halves = two_means(vectors) if len(ids) > 1 else None
+            if halves is None:
+                return None
+            saved = self._trainer.checkpoint()
+            for part, folder in enumerate(folders):
+                own = (halves.side == part).nonzero().flatten().tolist()
+                self._found(folder, [ids[i] for i in own], vectors[own], saved)
+                sync_all(folder)  # before anybody relies on it
+            return halves.centres
 
     def _found(self, folder: Path, ids: Sequence[int], vectors: Tensor, saved: Checkpoint) -> None:
         """A leaf with some of the examples, starting from the weights of this one.
@@ -235,14 +226,6 @@ class Leaf(AnytimeClassifier):
             tensors |= expert.state()
             child = dataclasses.replace(saved, event=memory.last, tensors=tensors, state=state)
             checkpoints.save(child, folder / CHECKPOINT)
-
-
-def _step_back() -> None:
-    """This thread makes way for every other one that has something to do, on Linux."""
-    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
-        me = threading.get_native_id()
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, me, os.getpriority(os.PRIO_PROCESS, me) + NICE)
 
 
 def _evidence(
