@@ -7,8 +7,9 @@
 Prints how many of the first tenth of the suspicious examples are truly wrong, the same for the
 ranking of cleanlab (of the extra `bench`; on the probabilities of a logistic
 regression of the same vectors, five folds), and the accuracy before and after these are corrected:
-by the Gaussian expert alone, and with --whole by the classifier. For cifar100, a fifth of the
-training images is asked about.
+by the Gaussian expert alone (beside it: with as many wrong ones, drawn at random, set right, and
+with all), and with --whole by the classifier. For cifar100, a fifth of the training images is asked
+about.
 
 *inbox*: pets and resisc12, labels called by name (they are told to the inbox beforehand) and by a
 code (they are not); by the experts in closed form, and with --whole by the classifier. Prints which
@@ -76,8 +77,10 @@ class Task(NamedTuple):
     answers: NDArray[np.int64]
 
 
-def open_task(data: Path, name: str, backbone: Backbone, *, held_out: bool) -> Task:
-    """A split in two, or both splits."""
+def open_task(
+    data: Path, name: str, backbone: Backbone, *, held_out: bool, images: int | None = None
+) -> Task:
+    """A split in two, or both splits; of each no more than the first `images`."""
     found = {}
     for split in ("train", "test"):
         refs = [ref for ref in iter_images(data / f"{name}.zip") if ref.split == split]
@@ -85,7 +88,8 @@ def open_task(data: Path, name: str, backbone: Backbone, *, held_out: bool) -> T
         labels = sorted(set(part.labels))
         targets = np.array([labels.index(label) for label in part.labels])
         if split == "train" or not held_out:
-            found[split] = features(part, backbone), targets
+            wanted = range(len(targets) if images is None else min(images, len(targets)))
+            found[split] = features(part, backbone, wanted)[: len(wanted)], targets[: len(wanted)]
     tokens, truth = found["train"]
     if not held_out:
         return Task(name, labels, tokens, truth, *found["test"])
@@ -170,7 +174,17 @@ def suspicious(backbone: Backbone, task: Task, seed: int) -> Line:
         "cleanlab": share_wrong(by_cleanlab(vectors, given)[: len(first)], given, task),
         "before": round(right(expert), 2),
         "after": round(right(taught(corrected)), 2),
+        "at random": round(right(taught(set_right(given, task, len(first), seed))), 2),
+        "clean": round(right(taught(task.truth)), 2),
     }
+
+
+def set_right(given: NDArray[np.int64], task: Task, count: int, seed: int) -> NDArray[np.int64]:
+    """Labels, with some of the wrong ones corrected."""
+    wrong = np.random.default_rng((seed, 1)).permutation(np.flatnonzero(given != task.truth))
+    corrected = given.copy()
+    corrected[wrong[:count]] = task.truth[wrong[:count]]
+    return corrected
 
 
 def suspicious_to_all(backbone: Backbone, task: Task, seed: int) -> Line:
@@ -471,14 +485,22 @@ def report(lines: Sequence[Line]) -> None:
     console = Console(width=110)
     ranking = [line for line in lines if line["part"] == "suspicious"]
     if ranking:
-        table = Table("set", "by", "wrong labels", "first", "truly wrong", "cleanlab", "accuracy")
+        right = "accuracy (as many at random, all)"
+        table = Table("set", "by", "wrong labels", "first", "truly wrong", "cleanlab", right)
         for line in ranking:
             right = f"{line['before']:.1f} -> {line['after']:.1f}"
+            if "clean" in line:
+                right += f" ({line['at random']:.1f}, {line['clean']:.1f})"
             of = f"{line['wrong']} of {line['examples']}"
             other = "" if line["cleanlab"] is None else f"{line['cleanlab']:.1f} %"
             said = f"{line['truly wrong']:.1f} %"
             table.add_row(line["task"], line["by"], of, str(line["first"]), said, other, right)
         console.print(table)
+        for task, by in dict.fromkeys((line["task"], line["by"]) for line in ranking):
+            mine = [line for line in ranking if (line["task"], line["by"]) == (task, by)]
+            gained = [line["after"] - line["before"] for line in mine]
+            up = sum(gain > 0 for gain in gained)
+            print(f"{task}, {by}: {fmean(gained):+.2f} in the mean, up with {up} of {len(gained)}")
     orders = needed(lines)
     if orders:
         table = Table(
@@ -514,11 +536,11 @@ def lines_of(given: argparse.Namespace, parts: set[str]) -> Iterator[Line]:
     if "suspicious" in parts:
         for name in given.noisy.split(","):
             apart = held_out or name == "cifar100"
-            task = open_task(given.data, name, backbone, held_out=apart)
+            task = open_task(given.data, name, backbone, held_out=apart, images=given.images)
             for seed in seeds:
                 yield suspicious(backbone, task, seed)
-            if given.whole:
-                yield suspicious_to_all(backbone, task, seeds[0])
+                if given.whole:
+                    yield suspicious_to_all(backbone, task, seed)
     if "inbox" in parts:
         for name in given.tasks.split(","):
             task = open_task(given.data, name, backbone, held_out=held_out)
@@ -541,6 +563,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--only", default="suspicious,inbox,relabel")
     parser.add_argument("--noisy", default="pets,cifar100", help="sets with wrong labels")
+    parser.add_argument("--images", type=int, help="of these sets, the first so many alone")
     parser.add_argument("--whole", action="store_true", help="the classifier besides the expert")
     parser.add_argument("--tasks", default="pets,resisc12", help="sets that are labelled")
     parser.add_argument("--called", default="name,code")

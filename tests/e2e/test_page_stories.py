@@ -268,6 +268,9 @@ def test_the_gallery(page: Any) -> None:
     page.wait_for_selector("#gallery-facts:has-text('48 of 60')")
     page.check("#suspicious")
     page.wait_for_selector("#gallery-facts:has-text('most doubtful first')")
+    doubtful = [one["id"] for one in api.get("examples?suspicious=true&limit=48")["examples"]]
+    ids = "(all) => all.map((one) => Number(one.dataset.id))"
+    assert page.locator("#gallery li").evaluate_all(ids) == doubtful
     page.uncheck("#suspicious")
     page.wait_for_selector("#gallery-facts:has-text('newest first')")
 
