@@ -57,6 +57,10 @@ class InstanceExpert:
         """The same for several, in order."""
         if self.prior is None:
             return
+        with one_thread():
+            self._add_many(examples, rows, images)
+
+    def _add_many(self, examples: Sequence[int], rows: Sequence[int], images: Tensor) -> None:
         for start in range(0, len(examples), CHUNK):
             some = slice(start, start + CHUNK)
             before = len(self._images)
@@ -151,10 +155,10 @@ class InstanceExpert:
 
     def _placed(self, images: Tensor) -> Tensor:
         assert self.prior is not None
-        with one_thread():
-            if self._space is None:
+        if self._space is None:
+            with one_thread():
                 self._space = view_space(self.prior.within, self.prior.view).float()
-            return images @ self._space
+        return images @ self._space
 
     @staticmethod
     def _distances(placed: Tensor, kept: Tensor) -> Tensor:
