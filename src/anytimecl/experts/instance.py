@@ -94,16 +94,17 @@ class InstanceExpert:
     def nearest(self, images: Tensor, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The probability [image] that it is a copy, and of which of these labels [image]."""
         place = {row: at for at, row in enumerate(rows) if row >= 0}
-        asked = [i for i, row in enumerate(self._rows.tolist()) if row in place]
-        if self.prior is None or not asked:
+        labelled = [(i, place[row]) for i, row in enumerate(self._rows.tolist()) if row in place]
+        if self.prior is None or not labelled:
             return images.new_zeros(len(images)), torch.zeros(len(images), dtype=torch.long)
-        far, which = self._distances(self._placed(images), self._images[asked]).min(1)
+        asked, places = zip(*labelled, strict=True)
+        kept = self._images if len(asked) == len(self._images) else self._images[list(asked)]
+        far, which = self._distances(self._placed(images), kept).min(1)
         copy, spread, other, width = self._near()
         far = far.clamp(max=other)  # the wider of two bells would win far outside of both
         odds = ((far - other) / width).square() / 2 - ((far - copy) / spread).square() / 2
-        places = torch.tensor([place[int(self._rows[i])] for i in asked])
         odds = odds + (width / spread).log() + math.log(COPIES / (1 - COPIES))
-        return odds.sigmoid(), places[which]
+        return odds.sigmoid(), torch.tensor(places)[which]
 
     def state(self) -> dict[str, Tensor]:
         """For a checkpoint."""
