@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -13,22 +15,23 @@ from anytimecl.threads import one_thread
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
-MOST = 4  # workers: each has an image, decoded, and its activations in RAM
 
 
-def some_ahead(items: Iterable[Item], work: Callable[[Item], Made]) -> Iterator[Callable[[], Made]]:
+def some_ahead(
+    items: Iterable[Item], work: Callable[[Item], Made], workers: int = 1, *, alone: bool = False
+) -> Iterator[Callable[[], Made]]:
     """Results in order, the next ones worked out while this one is being used.
 
-    As many as torch has threads, and one more, so that no core waits for another. Each then has
-    one thread of torch's, the caller too: threads that share a product wait for each other, and
-    busily, which takes longer than the product where others want the cores.
+    With `alone`, whoever uses them has one thread of torch's meanwhile, and so has each worker:
+    threads that share a product wait for each other, and busily, which takes longer than the
+    product where others want the cores.
 
     >>> [made() for made in some_ahead([1, 2, 3], lambda number: number**2)]
     [1, 4, 9]
     """
-    threads = torch.get_num_threads()
-    workers = min(threads + 1, MOST) if threads > 1 else 1
-    with one_thread(), ThreadPoolExecutor(workers, "anytimecl-encode", _alone) as pool:
+    settle = partial(torch.set_num_threads, 1 if alone else torch.get_num_threads())
+    scope = one_thread() if alone else nullcontext()
+    with scope, ThreadPoolExecutor(workers, "anytimecl-encode", settle) as pool:
         waiting: deque[Future[Made]] = deque()
         try:
             for item in items:
@@ -44,7 +47,3 @@ def some_ahead(items: Iterable[Item], work: Callable[[Item], Made]) -> Iterator[
         finally:
             for future in waiting:  # nobody asks for the rest
                 future.cancel()
-
-
-def _alone() -> None:
-    torch.set_num_threads(1)

@@ -48,6 +48,11 @@ class Learner:
         self.shifts = some.new_zeros(0, spec.dim)  # [label, dim], of a trainable classifier
         self.optimiser = self.fresh_optimiser()
 
+    @property
+    def alike(self) -> bool:
+        """Whether steps are the same to the bit with one of torch's threads as with all of them."""
+        return torch.get_num_threads() == 1
+
     def trainable(self) -> dict[str, Tensor]:
         """What learning changes, by name."""
         names = {name: self.params[name] for name in self._blocks}

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from anytimecl.ahead import some_ahead
 from anytimecl.errors import AnytimeError, LabelError, StoreError
 from anytimecl.images import ImageSource
 from anytimecl.labels import clean_labels, teachable
@@ -178,9 +177,9 @@ class Learning(Recording):
     ) -> int:
         """`learn_one` for each (image, label) or (image, label, key); returns how many.
 
-        The next images are encoded while this one is learned. With `report`, every result goes to it,
-        and an image or label that cannot be used is reported and left out; without it, the first
-        such one raises, and all before it are kept.
+        The next images are encoded while this one is learned. With `report`, every result goes to
+        it, and an image or label that cannot be used is reported and left out; without it, the
+        first such one raises, and all before it are kept.
 
         Parameters
         ----------
@@ -217,7 +216,7 @@ class Learning(Recording):
             return lambda: self._learn(record, label, None, key)
 
         count = 0
-        for result in some_ahead(examples, ready):
+        for result in self.ahead(examples, ready):
             try:
                 learned = result()()
             except AnytimeError as error:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from anytimecl.ahead import Item, Made, some_ahead
 from anytimecl.codec import ImageBytes
 from anytimecl.codec.image import file_of
 from anytimecl.curation import Curation
@@ -34,6 +36,15 @@ class Record(NamedTuple):
 
 class Recording(Curation):
     """Images as they will be stored."""
+
+    def ahead(
+        self, items: Iterable[Item], work: Callable[[Item], Made]
+    ) -> Iterator[Callable[[], Made]]:
+        """Work that encodes, done for the next items while this one is learned; in their order."""
+        several = self.backbone.encoders
+        if several == 1 or not self._trainer.learner.alike:
+            return some_ahead(items, work)
+        return some_ahead(items, work, several, alone=True)
 
     def _record(self, image: ImageSource, source: str | None = None) -> Record:
         if source is None and isinstance(image, str | os.PathLike):

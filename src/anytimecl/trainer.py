@@ -26,6 +26,7 @@ from anytimecl.sampling import SAMPLERS, ClassBalanced, Examples, Uniform
 from anytimecl.settings import Settings
 from anytimecl.step import Batch
 from anytimecl.tail import images_of
+from anytimecl.threads import one_thread
 
 OFFLINE_CHUNK = 256  # examples of an offline batch in RAM at once
 
@@ -309,7 +310,8 @@ class _Newcomer:
                 self._trainer.move(self._example, self._label, self._image, self.learned)
                 self._trainer.event = self._number
                 return
-            self._model.advance(self._example)
+            with one_thread():  # sums over many examples
+                self._model.advance(self._example)
             yield
             self._model.learned(
                 self._evidence, tuned=self.learned.tuned, original=self.learned.original

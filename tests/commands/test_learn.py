@@ -17,7 +17,7 @@ from tests.commands.conftest import COLOURS, Run, zipped
 
 from anytimecl import AnytimeClassifier
 from anytimecl.commands import _screen
-from anytimecl.images import ImageRef, iter_images
+from anytimecl.images import iter_images
 from anytimecl.memory import open_memory
 
 
@@ -44,17 +44,17 @@ def kinds_in(memory: Path | str) -> list[str]:
 
 
 def interrupt_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Press Ctrl-C while that image is being read."""
-    load, count = ImageRef.load, 0
+    """Press Ctrl-C while that image is being learned."""
+    learn, count = AnytimeClassifier.learn_tokens, 0
 
-    def interrupted(self: ImageRef, **options: Any) -> Any:
+    def interrupted(self: AnytimeClassifier, *given: Any, **options: Any) -> Any:
         nonlocal count
         count += 1
         if count == number:
             signal.raise_signal(signal.SIGINT)
-        return load(self, **options)
+        return learn(self, *given, **options)
 
-    monkeypatch.setattr(ImageRef, "load", interrupted)
+    monkeypatch.setattr(AnytimeClassifier, "learn_tokens", interrupted)
 
 
 # Learning

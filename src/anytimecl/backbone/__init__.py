@@ -24,6 +24,7 @@ from anytimecl.backbone.preprocess import pixels as preprocess_pixels
 from anytimecl.backbone.prior import Prior, prior_file
 from anytimecl.backbone.spec import Preprocess, Spec, TailSpec
 from anytimecl.backbone.text import LabelCache, TextEncoder, cache_folder, embed_labels
+from anytimecl.backbone.trunk import OnnxTrunk
 from anytimecl.errors import ImageError, ModelError
 from anytimecl.registry import Choice, Named, Registry, check_options
 
@@ -45,6 +46,7 @@ __all__ = [
     "load_stored",
 ]
 
+ENCODERS = 4  # threads at most: each holds an image and its activations in RAM
 ENCODE_BATCH = 32  # images in the trunk at once: bounds activations, and more is no faster
 
 
@@ -78,6 +80,17 @@ class Backbone:
     def device(self) -> torch.device:
         """Where the tail is, and where images and labels are embedded."""
         return next(iter(self.tail.values())).device
+
+    @property
+    def encoders(self) -> int:
+        """Threads that together encode more images than one; on a CPU torch shares out each image.
+
+        One more than there are cores to use, so that none waits while an image is read.
+        """
+        if self.device.type == "cpu" and not isinstance(self.trunk, OnnxTrunk):
+            return 1
+        threads = torch.get_num_threads()
+        return 1 if threads == 1 else min(threads + 1, ENCODERS)
 
     def pixels(self, images: Sequence[PIL.Image.Image]) -> Tensor:
         """RGB images to pixels [image, 3, height, width]."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from anytimecl.backbone.spec import TailSpec
-from anytimecl.threads import one_thread
 
 # Found by search over real tokens; docs/codecs.md has the command and the figures.
 _FLOOR = 0.1  # of the mean weight: attention may move to a patch that nothing looks at yet
@@ -103,16 +102,9 @@ def _top(gram: Tensor, most: int) -> Tensor:
         return every[:, size - most :].flip(-1)
     basis = _start(size, most + _EXTRA)
     for _ in range(_ROUNDS):
-        basis = _orthonormal(gram @ basis)
+        basis = torch.linalg.qr(gram @ basis).Q
     inner: Tensor = torch.linalg.eigh(basis.T @ gram @ basis).eigenvectors
     return basis @ inner[:, _EXTRA:].flip(-1)
-
-
-def _orthonormal(vectors: Tensor) -> Tensor:
-    """An orthonormal basis [size, count] of what these span."""
-    with one_thread():
-        found: Tensor = torch.linalg.qr(vectors).Q
-    return found
 
 
 @lru_cache(maxsize=8)

@@ -129,9 +129,7 @@ def expected_bits(mean: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray((bit + 1 + beyond / (1 - beyond)).min(-1))
 
 
-def _read_unary(
-    strings: Sequence[bytes], sizes: Sequence[int], numbers: NDArray[np.int16]
-) -> None:
+def _read_unary(strings: Sequence[bytes], sizes: Sequence[int], numbers: NDArray[np.int16]) -> None:
     """Fill `numbers` from the unary codes of several blocks, so many of each."""
     string = np.frombuffer(b"".join(strings), np.uint8)
     ends = np.unpackbits(string).view(bool).nonzero()[0]
@@ -140,7 +138,8 @@ def _read_unary(
     bounds, filled = np.cumsum(lengths), wanted > 0
     first, last = (after - wanted)[filled], after[filled] - 1
     begin = (bounds - lengths)[filled]
-    if len(ends) != after[-1] or (ends[first] < begin).any() or (ends[last] >= bounds[filled]).any():
+    whole = len(ends) == after[-1]
+    if not whole or (ends[first] < begin).any() or (ends[last] >= bounds[filled]).any():
         raise StoreError("The record is damaged: it does not hold as many numbers as it should.")
     if len(ends):
         np.subtract(ends[1:], ends[:-1] + 1, out=numbers[1:], casting="unsafe")

@@ -36,6 +36,7 @@ from anytimecl.codec._rice import (
 )
 from anytimecl.errors import StoreError
 from anytimecl.tail import TailInput, Tokens, normalise
+from anytimecl.threads import one_thread
 
 _HEAD = struct.Struct("<B4fI")
 # Steps beside that of components, found by search over real tokens (docs/codecs.md). The mean is
@@ -92,7 +93,10 @@ class AttentionPca:
     @torch.no_grad()
     def encode(self, tokens: Tensor) -> bytes:
         """Tokens [token, width] of one image to a record."""
-        tokens = checked(tokens, self._shape)
+        with one_thread():  # so that it is the same record with any number of them
+            return self._encoded(checked(tokens, self._shape))
+
+    def _encoded(self, tokens: Tensor) -> bytes:
         cls = self._cls(tokens)
         look = self._look(self._normalised(tokens))
         coefficients = directions(look, min(self.config.components, len(look.patches)))

@@ -10,8 +10,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -25,8 +26,11 @@ from anytimecl.errors import (
 )
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from anytimecl.classifier import AnytimeClassifier
     from anytimecl.images import ImageRef
+    from anytimecl.memory import FileKey
     from anytimecl.settings import Settings
     from anytimecl.trainer import Learned
 
@@ -297,11 +301,22 @@ class Tally:
         return f"{speed:.1f}/s, right {blend} % (tuned {tuned}, original {original})"
 
 
+class _Ready(NamedTuple):
+    """An image that waits for its turn."""
+
+    ref: ImageRef
+    content: bytes  # digest of the file
+    label: str
+    key: FileKey
+    tokens: Tensor | None = None  # None: it is known, or kept as a file
+    thumbnail: bytes | None = None
+
+
 def _teach(classifier: AnytimeClassifier, refs: Sequence[ImageRef], tally: Tally) -> None:
     with _common.asked_to_stop() as stopping, _screen.progress("learn") as advance:
-        for ref in refs:
+        for made in classifier.ahead(refs, partial(_prepare, classifier)):
             try:
-                learned = _teach_one(classifier, ref, tally)
+                learned = _teach_one(classifier, made(), tally)
             except (ImageError, LabelError) as error:
                 tally.failures.append(str(error))
             else:
@@ -314,11 +329,12 @@ def _teach(classifier: AnytimeClassifier, refs: Sequence[ImageRef], tally: Tally
                 return
 
 
-def _teach_one(classifier: AnytimeClassifier, ref: ImageRef, tally: Tally) -> Learned | None:
-    """Learn it, unless the same file was learned with the same label before."""
-    from anytimecl.commands._files import contents, digest, shown
+def _prepare(classifier: AnytimeClassifier, ref: ImageRef) -> _Ready:
+    """Read and encode it, unless the same file was learned with the same label before."""
+    from anytimecl.commands._files import digest, shown
     from anytimecl.labels import clean_label
     from anytimecl.memory import FileKey
+    from anytimecl.thumbnails import thumbnail_of
 
     if ref.label is None:
         raise LabelError(f"{shown(ref)!r} lies in no class folder, so it has no label")
@@ -327,19 +343,36 @@ def _teach_one(classifier: AnytimeClassifier, ref: ImageRef, tally: Tally) -> Le
     except LabelError as error:
         raise LabelError(f"{shown(ref)!r}: {error}") from error
     content = digest(ref)
-    if (other := tally.dealt.setdefault(content, label)) != label:
+    key = FileKey(hashlib.sha256(content + label.encode()).hexdigest())
+    ready = _Ready(ref, content, label, key)
+    if classifier.memory.has_key(key) is not None:
+        return ready
+    image = ref.load()
+    if classifier.settings.name_of("codec") == "image":
+        return ready
+    small = thumbnail_of(image) if classifier.memory.thumbnails else None
+    return ready._replace(tokens=classifier.encode([image])[0], thumbnail=small)
+
+
+def _teach_one(classifier: AnytimeClassifier, ready: _Ready, tally: Tally) -> Learned | None:
+    """Learn it; None: it is known."""
+    from anytimecl.commands._files import contents, shown
+
+    ref, label, key = ready.ref, ready.label, ready.key
+    if (other := tally.dealt.setdefault(ready.content, label)) != label:
         raise LabelError(
             f"{shown(ref)!r} lies in the folder of {other!r} too: an image has one label, so "
             "remove one of the two"
         )
-    key = FileKey(hashlib.sha256(content + label.encode()).hexdigest())
     if (known := classifier.memory.has_key(key)) is not None:
         tally.tell(known, label, ref, "known")
         return None
-    image = ref.load()
-    kept = contents(ref) if classifier.settings.name_of("codec") == "image" else image
     before = classifier.memory.last
-    learned = classifier.learn_one(kept, label, key=key, source=shown(ref))
+    if ready.tokens is None:
+        learned = classifier.learn_one(contents(ref), label, key=key, source=shown(ref))
+    else:
+        about: dict[str, Any] = {"source": shown(ref), "thumbnail": ready.thumbnail}
+        learned = classifier.learn_tokens(ready.tokens, label, key=key, **about)
     if classifier.memory.last == before:  # the same picture in another file
         tally.tell(learned.id, label, ref, "known")
         return None

@@ -57,6 +57,10 @@ class InstanceExpert:
         """The same for several, in order."""
         if self.prior is None:
             return
+        with one_thread():
+            self._add_many(examples, rows, images)
+
+    def _add_many(self, examples: Sequence[int], rows: Sequence[int], images: Tensor) -> None:
         for start in range(0, len(examples), CHUNK):
             some = slice(start, start + CHUNK)
             before = len(self._images)
@@ -90,16 +94,17 @@ class InstanceExpert:
     def nearest(self, images: Tensor, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The probability [image] that it is a copy, and of which of these labels [image]."""
         place = {row: at for at, row in enumerate(rows) if row >= 0}
-        asked = [i for i, row in enumerate(self._rows.tolist()) if row in place]
-        if self.prior is None or not asked:
+        labelled = [(i, place[row]) for i, row in enumerate(self._rows.tolist()) if row in place]
+        if self.prior is None or not labelled:
             return images.new_zeros(len(images)), torch.zeros(len(images), dtype=torch.long)
-        far, which = self._distances(self._placed(images), self._images[asked]).min(1)
+        asked, places = zip(*labelled, strict=True)
+        kept = self._images if len(asked) == len(self._images) else self._images[list(asked)]
+        far, which = self._distances(self._placed(images), kept).min(1)
         copy, spread, other, width = self._near()
         far = far.clamp(max=other)  # the wider of two bells would win far outside of both
         odds = ((far - other) / width).square() / 2 - ((far - copy) / spread).square() / 2
-        places = torch.tensor([place[int(self._rows[i])] for i in asked])
         odds = odds + (width / spread).log() + math.log(COPIES / (1 - COPIES))
-        return odds.sigmoid(), places[which]
+        return odds.sigmoid(), torch.tensor(places)[which]
 
     def state(self) -> dict[str, Tensor]:
         """For a checkpoint."""
@@ -151,10 +156,10 @@ class InstanceExpert:
 
     def _placed(self, images: Tensor) -> Tensor:
         assert self.prior is not None
-        with one_thread():
-            if self._space is None:
+        if self._space is None:
+            with one_thread():
                 self._space = view_space(self.prior.within, self.prior.view).float()
-            return images @ self._space
+        return images @ self._space
 
     @staticmethod
     def _distances(placed: Tensor, kept: Tensor) -> Tensor:
