@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import PIL.Image
 import pytest
 import torch
 from tests.helpers import differing, knowledge, lessons, model, settings, taught
 
 from anytimecl.ahead import some_ahead
+from anytimecl.backbone import Backbone
 from anytimecl.classifier import AnytimeClassifier
 
 
@@ -72,11 +74,8 @@ def test_many_at_once_are_learned_as_one_by_one(threads: int, tmp_path: Path) ->
 
 @pytest.mark.real
 def test_the_embedded_model_learns_the_same_with_any_number_of_threads(
-    embedded: object, tmp_path: Path
+    embedded: Backbone, tmp_path: Path
 ) -> None:
-    from anytimecl.backbone import Backbone
-
-    assert isinstance(embedded, Backbone)
     random = torch.Generator().manual_seed(0)
     shape = (12, embedded.spec.tokens, embedded.spec.tail.width)
     tokens = torch.randn(shape, generator=random)
@@ -94,3 +93,30 @@ def test_the_embedded_model_learns_the_same_with_any_number_of_threads(
     for records, known in found[1:]:
         assert records == found[0][0]
         assert differing(found[0][1], known) == []
+
+
+@pytest.mark.real
+def test_the_embedded_model_encodes_several_images_ahead(
+    embedded: Backbone, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, seen = lessons(10), []
+    encode = Backbone.encode
+
+    def noting(self: Backbone, images: Sequence[PIL.Image.Image]) -> torch.Tensor:
+        seen.append((threading.get_ident(), torch.get_num_threads()))
+        return encode(self, images)
+
+    with (
+        AnytimeClassifier.open(tmp_path / "many", model=embedded) as many,
+        AnytimeClassifier.open(tmp_path / "straight", model=embedded) as straight,
+    ):
+        for image, label in shown:
+            straight.learn_one(image, label)
+        assert embedded.encoders == threads + 1
+        with monkeypatch.context() as patch:
+            patch.setattr(Backbone, "encode", noting)
+            many.learn_many(shown)
+        several = many._trainer.learner.alike
+        assert {own for _, own in seen} == {1 if several else threads}
+        assert (len({thread for thread, _ in seen}) > 1) == several
+        assert differing(knowledge(straight), knowledge(many)) == []

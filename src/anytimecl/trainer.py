@@ -255,7 +255,8 @@ class Trainer:
                 self.model.enter(label, vector)
 
     def _embed_alone(self, label: str) -> Tensor:
-        return self._alone.embed_labels([label], self.settings.templates)[0]
+        with one_thread():
+            return self._alone.embed_labels([label], self.settings.templates)[0]
 
 
 class _Newcomer:
