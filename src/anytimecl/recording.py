@@ -40,7 +40,20 @@ class Recording(Curation):
     def ahead(
         self, items: Iterable[Item], work: Callable[[Item], Made]
     ) -> Iterator[Callable[[], Made]]:
-        """Work that encodes, done for the next items while this one is learned; in their order."""
+        """Work that encodes, done for the next items while this one is learned; in their order.
+
+        Parameters
+        ----------
+        items
+            What there is to do.
+        work
+            Called with each item, in any thread.
+
+        Yields
+        ------
+        callable
+            Gives what was made of an item, or raises what its work raised.
+        """
         several = self.backbone.encoders
         if several == 1 or not self._trainer.learner.alike:
             return some_ahead(items, work)
