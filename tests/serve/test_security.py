@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -15,11 +16,15 @@ import numpy as np
 import pytest
 from PIL import Image
 from pydantic import ValidationError
+from starlette.types import Message
 from tests.serve.conftest import READ, TOKENS, WRITE, Service, bearer, opened, png, running, text
 
 from anytimecl.client import Client
 from anytimecl.errors import AnytimeError, StoreError
-from anytimecl.serve.guard import SECURITY
+from anytimecl.serve.guard import SECURITY, Guard, _Body
+from anytimecl.serve.metrics import Metrics
+from anytimecl.serve.options import Options
+from anytimecl.serve.problems import Busy
 from anytimecl.serve.records import RecordsAsked
 from anytimecl.serve.schemas import IMAGES, LABELS
 from anytimecl.serve.server import check_binding
@@ -198,6 +203,26 @@ def test_who_uploads_much_and_slowly_keeps_nobody_else_out() -> None:
             assert client.predict(png(number), ["cat", "dog"]).label in ("cat", "dog")
         for connection in held:
             connection.close()
+
+
+def test_of_two_uploads_that_are_too_much_together_one_goes_on() -> None:
+    """What the refused one had counts no more when the next piece of the other comes."""
+    guard = Guard(None, AccessTokens({}), Options(uploads_bytes=1000), Metrics())  # type: ignore[arg-type]
+
+    async def piece() -> Message:
+        return {"type": "http.request", "body": b" " * 400, "more_body": True}
+
+    async def both() -> None:
+        refused, other = _Body(guard, piece), _Body(guard, piece)
+        for body in (refused, other):
+            body.client = "somebody"
+            await body.receive()
+        with pytest.raises(Busy):
+            await refused.receive()
+        await other.receive()
+        assert guard._uploading == {"somebody": 800}
+
+    asyncio.run(both())
 
 
 def test_the_last_of_the_room_is_for_other_clients() -> None:

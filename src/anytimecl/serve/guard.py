@@ -104,7 +104,7 @@ class Guard:
                 await respond(told)(scope, receive, answer.send)
         finally:
             self._under_way -= 1
-            self._give_back(body.client, body.size)
+            self.give_back(body.client, body.size)
             self._count(scope, answer)
 
     async def _traced(self, scope: Scope, body: _Body, answer: _Answer) -> None:
@@ -224,7 +224,8 @@ class Guard:
         if taken > room or crowded or greedy:
             raise Busy("Too much is being uploaded at once; ask again later.", 2)
 
-    def _give_back(self, client: str, size: int) -> None:
+    def give_back(self, client: str, size: int) -> None:
+        """So much of an upload is over."""
         self._uploading[client] -= size
         if not self._uploading[client]:
             del self._uploading[client]
@@ -268,7 +269,12 @@ class _Body:
         if message["type"] == "http.request":
             size = len(message.get("body", b""))
             self.size += size
-            self._guard.take(self.client, size, self.size)
+            try:
+                self._guard.take(self.client, size, self.size)
+            except Busy:  # at once, or what comes in the same moment is refused for the sake of it
+                self._guard.give_back(self.client, self.size)
+                self.size = 0
+                raise
             self._check(self.size)
             if not message.get("more_body", False):
                 self._complete.set()
