@@ -141,6 +141,22 @@ def test_the_score_of_its_own_images_is_on_average_what_is_expected() -> None:
         )
 
 
+def test_it_is_the_same_with_any_number_of_threads() -> None:
+    """A step follows with one of torch's threads, an opened memory with all there are."""
+    images, rows = some_images(40, dim=512), [number % 4 for number in range(40)]
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            expert = learned(range(1, 41), rows, images, some_prior(512))
+            space, block = expert._space(), expert._block(0)
+            found.append([*space, *block])
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
 def test_many_rows_are_scored_in_blocks() -> None:
     """Whatever block a label stands in, and whoever is asked beside it."""
     count = 2 * BLOCK + 9

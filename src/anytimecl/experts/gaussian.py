@@ -31,6 +31,7 @@ from anytimecl.backbone.prior import Prior, isotropic
 from anytimecl.errors import CheckpointError
 from anytimecl.experts._supposed import Supposed
 from anytimecl.experts.statistics import FIXED, Statistics, last_step
+from anytimecl.threads import one_thread
 
 STRENGTH = 500.0  # examples that the prior's covariance within labels stands for
 FLOOR = 0.05  # added to lambda: a prior of some thousand images cannot tell little from nothing
@@ -287,24 +288,28 @@ class GaussianExpert:
 
     def _space(self) -> Space:
         if self._space_of is None:
-            self._space_of = _space(self.settled, self.prior)
+            with one_thread():  # whoever follows in a step, or opens a memory, finds the same
+                self._space_of = _space(self.settled, self.prior)
         return self._space_of
 
     def _block(self, number: int) -> _Block:
         found = self._blocks.get(number)
         if found is None:
-            rows = slice(number * BLOCK, (number + 1) * BLOCK)
-            counts, sums = self.now.counts[rows], self.now.sums[rows]
-            spare = BLOCK - len(counts)
-            counts, sums = F.pad(counts, (0, spare)), F.pad(sums, (0, 0, 0, spare))
-            space = self._space()
-            means = sums.double() / (FIXED * counts.clamp_min(1)).unsqueeze(1)
-            mean, variance = space.predictive(counts.float(), means.float() @ space.whiten)
-            evidence = variance.log().sum(1) - (1 + space.ratio).log().sum()
-            offset = (mean.square() / variance).sum(1) + evidence
-            found = _Block(1 / variance, mean / variance, offset, -0.5 * evidence)
-            self._blocks[number] = found
+            with one_thread():
+                found = self._blocks[number] = self._made(number)
         return found
+
+    def _made(self, number: int) -> _Block:
+        rows = slice(number * BLOCK, (number + 1) * BLOCK)
+        counts, sums = self.now.counts[rows], self.now.sums[rows]
+        spare = BLOCK - len(counts)
+        counts, sums = F.pad(counts, (0, spare)), F.pad(sums, (0, 0, 0, spare))
+        space = self._space()
+        means = sums.double() / (FIXED * counts.clamp_min(1)).unsqueeze(1)
+        mean, variance = space.predictive(counts.float(), means.float() @ space.whiten)
+        evidence = variance.log().sum(1) - (1 + space.ratio).log().sum()
+        offset = (mean.square() / variance).sum(1) + evidence
+        return _Block(1 / variance, mean / variance, offset, -0.5 * evidence)
 
 
 def ridge(dim: int, freedom: float) -> float:
