@@ -244,3 +244,28 @@ def test_the_embedded_trunk_with_one_wrong_weight_is_refused(
     spoil(monkeypatch, "layers.1.self_attn.k_proj.weight", shuffled)
     with pytest.raises(ModelError, match="nothing was written"):
         export_trunk(floating, tmp_path / "trunk.onnx", "int8")
+
+
+def test_int8_products_are_exact_on_every_cpu(tmp_path: Path) -> None:
+    """Sums that do not fit 16 bits, as large weights and bright pixels give them."""
+    weight = np.full((12, 2), 127, dtype=np.int8)
+    nodes = [
+        onnx.helper.make_node("Flatten", ["pixels"], ["flat"]),
+        onnx.helper.make_node("DynamicQuantizeLinear", ["flat"], ["bytes", "step", "zero"]),
+        onnx.helper.make_node("MatMulInteger", ["bytes", "weight", "zero"], ["sums"]),
+        onnx.helper.make_node("Cast", ["sums"], ["floats"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("Mul", ["floats", "step"], ["tokens"]),
+    ]
+    floats = onnx.TensorProto.FLOAT
+    graph = onnx.helper.make_graph(
+        nodes,
+        "int8",
+        [onnx.helper.make_tensor_value_info("pixels", floats, ["batch", 3, 2, 2])],
+        [onnx.helper.make_tensor_value_info("tokens", floats, ["batch", 2])],
+        [onnx.numpy_helper.from_array(weight, "weight")],
+    )
+    opset = onnx.helper.make_opsetid("", 17)
+    file = tmp_path / "int8.onnx"
+    onnx.save_model(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9), file)
+    tokens = OnnxTrunk(file)(torch.ones(1, 3, 2, 2))
+    assert torch.allclose(tokens, torch.tensor(12 * 127.0))
