@@ -38,12 +38,12 @@ from anytimecl_lab._clock import Clock, OutOfTime
 from anytimecl_lab._progress import tell
 from anytimecl_lab.ask import ask, none_of_these
 from anytimecl_lab.digest import digest
-from anytimecl_lab.examples import default_room
+from anytimecl_lab.examples import Examples, bytes_of, default_room
 from anytimecl_lab.methods import METHODS, Method
 from anytimecl_lab.needs import check_counts, counted
 from anytimecl_lab.recipe import Cell, Recipe, by_labels, cells, read_recipe, settings_mark
 from anytimecl_lab.scenarios import Stage
-from anytimecl_lab.studio import Shelf, Studio
+from anytimecl_lab.studio import Key, Shelf, Studio
 
 Line = dict[str, Any]
 GB = 1e9
@@ -188,7 +188,7 @@ def run(
     tell(f"{len(left):,} runs to do, {len(every) - len(left):,} done before")
     out.parent.mkdir(parents=True, exist_ok=True)
     ready, failed, ended = _prepared(studios, left, clock), 0, 0
-    for line in _lines(studios, ready, jobs, clock, taken(read_lines(out))):
+    for line in _lines(studios, ready, jobs, clock, taken(read_lines(out)), room):
         with out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         failed += "error" in line
@@ -288,6 +288,7 @@ def _lines(
     jobs: int,
     clock: Clock,
     known: dict[tuple[str, ...], float],
+    room: float,
 ) -> Iterator[Line]:
     coming = _in_time(ready, clock, known)
     if jobs == 1 or not ready:
@@ -298,7 +299,8 @@ def _lines(
         for each in studios.values()
     ]
     jobs = min(jobs, len(ready))
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin, (plain,)) as pool:
+    shared = shared_by(studios, ready, room)
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin, (plain, shared)) as pool:
         running: dict[Future[Line], Cell] = {}
         while True:
             while len(running) < jobs and (cell := next(coming, None)) is not None:
@@ -314,6 +316,23 @@ def _lines(
                     yield future.result()
                 except BrokenProcessPool as error:  # a process was killed, for memory perhaps
                     yield _failed(cell, error)
+
+
+def shared_by(
+    studios: dict[str, Studio], ready: Sequence[Cell], room: float
+) -> dict[Key, Examples]:
+    """Examples on a GPU that all processes read; in half of the room, for each has more to keep.
+
+    Nothing on a CPU, where processes map the same files.
+    """
+    shared: dict[Key, Examples] = {}
+    shelf = Shelf(shared)
+    for name in dict.fromkeys(cell.recipe for cell in ready):
+        studio = replace(studios[name], shelf=shelf)
+        if studio.device.startswith("cuda"):
+            left = room / 2 - sum(map(bytes_of, shared.values()))
+            shared |= studio.to_share(left)
+    return shared
 
 
 def _safely(studio: Studio, cell: Cell) -> Line:
@@ -346,10 +365,12 @@ def _exactly() -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
-def _begin(plain: Sequence[tuple[Recipe, Path | None, str, bool, float]]) -> None:
+def _begin(
+    plain: Sequence[tuple[Recipe, Path | None, str, bool, float]], shared: dict[Key, Examples]
+) -> None:
     torch.set_num_threads(1)
     _exactly()
-    shelf = Shelf()
+    shelf = Shelf(shared)
     for recipe, data, device, validation, room in plain:
         _studios[recipe.name] = Studio(recipe, data, device, validation, shelf, room)
 

@@ -50,23 +50,38 @@ class Part:
 T = TypeVar("T")
 
 
-class Shelf:
-    """What studios of one process share: loaded once, the latest of each kind kept."""
+Key = tuple[str, object]  # what a thing is, and which of its kind
 
-    def __init__(self) -> None:
+
+class Shelf:
+    """What studios of one process share: loaded once, the latest of each kind kept.
+
+    What is `shared` among processes was loaded by another one.
+    """
+
+    def __init__(self, shared: Mapping[Key, Any] | None = None) -> None:
         self._kept: dict[str, tuple[object, Any]] = {}
+        self._shared = {} if shared is None else shared
 
     def get(self, kind: str, key: object, make: Callable[[], T]) -> T:
         """The thing of that kind and key."""
+        found: T
+        if (kind, key) in self._shared:
+            found = self._shared[kind, key]
+            return found
         if kind not in self._kept or self._kept[kind][0] != key:
             self._kept.pop(kind, None)  # first, or two would be in memory at once
             self._kept[kind] = key, make()
-        found: T = self._kept[kind][1]
+        found = self._kept[kind][1]
         return found
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether that is shared."""
+        return key in self._shared
 
     @property
     def bytes(self) -> int:
-        """Of examples on the device."""
+        """Of examples on the device that are of this process alone."""
         return sum(bytes_of(value) for _, value in self._kept.values())
 
 
@@ -186,21 +201,39 @@ class Studio:
         parts = tuple(self.train.values())
         return self._placed("examples", self._key(*parts), parts, self.backbone)
 
+    def to_share(self, room: float) -> dict[Key, Examples]:
+        """Examples and test images that several processes may read, as far as there is room."""
+        train = tuple(self.train.values())
+        wanted = {("examples", self._key(*train)): train}
+        wanted |= {(_test_kind(task), self._key(part)): (part,) for task, part in self.test.items()}
+        found: dict[Key, Examples] = {}
+        for key, parts in wanted.items():
+            taken = whole_size(sum(len(part.chosen) for part in parts), self.backbone.spec)
+            if key in self.shelf or taken > room:
+                continue
+            found[key] = self._resident(parts, self.backbone)
+            room -= taken
+        return found
+
     def _placed(self, kind: str, key: object, parts: Sequence[Part], model: Backbone) -> Examples:
         """Tokens on the device, or left on disk where they would be too many there."""
 
         def make() -> Examples:
-            every = [(features(part.split, model, part.chosen), part.chosen) for part in parts]
             count = sum(len(part.chosen) for part in parts)
-            if self.shelf.bytes + whole_size(count, model.spec) > self.room:
-                return streamed(every, model.spec, self.device)
-            whole = [
-                array if chosen == tuple(range(len(array))) else array[list(chosen)]
-                for array, chosen in every
-            ]
-            return resident(whole, model.spec, self.device)
+            if self.shelf.bytes + whole_size(count, model.spec) <= self.room:
+                return self._resident(parts, model)
+            every = [(features(part.split, model, part.chosen), part.chosen) for part in parts]
+            return streamed(every, model.spec, self.device)
 
         return self.shelf.get(kind, key, make)
+
+    def _resident(self, parts: Sequence[Part], model: Backbone) -> Examples:
+        every = [(features(part.split, model, part.chosen), part.chosen) for part in parts]
+        whole = [
+            array if chosen == tuple(range(len(array))) else array[list(chosen)]
+            for array, chosen in every
+        ]
+        return resident(whole, model.spec, self.device)
 
     def _key(self, *parts: Part) -> object:
         return self.recipe.backbone, tuple((part.split.key, part.chosen) for part in parts)
@@ -241,7 +274,7 @@ class Studio:
         """Test images of a task, as the model or another encoder sees them."""
         part = self.test[task]
         model = self.backbone if encoder is None else self.encoder(encoder)
-        return self._placed(f"test {task} {encoder or ''}", self._key(part), (part,), model)
+        return self._placed(_test_kind(task, encoder), self._key(part), (part,), model)
 
     @cached_property
     def vectors(self) -> dict[str, Tensor]:
@@ -344,3 +377,7 @@ class Studio:
         }
         novel = {task: self.test[task].labels for task in self.recipe.novel}
         return scenarios.flexible(targets, novel, seed)
+
+
+def _test_kind(task: str, encoder: str | None = None) -> str:
+    return f"test {task} {encoder or ''}"

@@ -16,13 +16,13 @@ from tests.lab.worlds import CLASSES, asked, tokens_of, world
 
 from anytimecl.stream import StreamLearner
 from anytimecl.tail import TailInput
-from anytimecl_lab import examples
+from anytimecl_lab import examples, run
 from anytimecl_lab.examples import Streamed, bytes_of, chunks, resident, streamed, take, whole_size
 from anytimecl_lab.methods import METHODS, Method
 from anytimecl_lab.methods.encoder import JoinedEncoder
 from anytimecl_lab.recipe import read_recipe
 from anytimecl_lab.run import main, read_lines
-from anytimecl_lab.studio import Studio
+from anytimecl_lab.studio import Shelf, Studio
 from anytimecl_lab.world import Second, World
 
 EACH = 12
@@ -155,3 +155,29 @@ def test_a_whole_run_without_any_room_gives_the_same_lines(
         assert main([*words, "--device-memory", room]) == 0
         results.append([(line["name"], line["results"]) for line in read_lines(out)])
     assert results[0] == results[1]
+
+
+@pytest.mark.e2e
+def test_processes_share_what_one_of_them_loaded(
+    data: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where each process would hold all of it otherwise."""
+    file = write_recipe(tmp_path, model, "data-incremental")
+    studio = Studio(read_recipe(file), data)
+    whole = studio.to_share(float("inf"))
+    assert {kind for kind, _ in whole} == {"examples", "test pets ", "test places "}
+    assert studio.to_share(0) == {}
+    other = Studio(studio.recipe, data, shelf=Shelf(whole))
+    assert other.examples is whole["examples", other._key(*other.train.values())]
+    assert other.to_share(float("inf")) == {}
+
+    def lines(name: str) -> list[Any]:
+        out = tmp_path / f"{name}.jsonl"
+        assert main([str(file), "--data", str(data), "--out", str(out), "--jobs=2"]) == 0
+        return sorted(
+            str([line["name"], line["seed"], line["results"]]) for line in read_lines(out)
+        )
+
+    plain = lines("plain")
+    monkeypatch.setattr(run, "shared_by", lambda *_: whole)
+    assert lines("shared") == plain
