@@ -236,6 +236,11 @@ def test_other_devices_than_a_cpu_get_the_float_trunk(embedded: Backbone) -> Non
     assert elsewhere.spec == load("embedded-float").spec
 
 
+def test_the_int8_trunk_has_a_precision_of_its_own(embedded: Backbone) -> None:
+    with pytest.raises(ModelError, match="ONNX Runtime, which has a precision of its own"):
+        load({"name": "embedded", "options": {"precision": "float16"}})
+
+
 def test_memories_know_it_by_this(embedded: Backbone) -> None:
     """If it changes, they are locked out. Another edition puts the last into `SAME_IMAGES`."""
     assert embedded.spec.fingerprint == "df8dbde748a449a2"

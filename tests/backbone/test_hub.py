@@ -17,7 +17,7 @@ import torch
 import transformers
 from tests.backbone import tiny
 
-from anytimecl import tail
+from anytimecl import AnytimeClassifier, tail
 from anytimecl.backbone import Backbone, ModelCard, card_of, list_models, load
 from anytimecl.backbone.embedded import assemble
 from anytimecl.backbone.spec import Spec
@@ -464,3 +464,26 @@ def test_registry_is_whole() -> None:
     others = [name for card in cards.values() for name in card.also]
     assert len({*cards, *others}) == len(cards) + len(others)  # each name means one model
     assert card_of("ViT-B/32") == card_of("ViT-B-32") == cards["clip-vit-b-32"]
+
+
+def test_half_precision_is_of_a_gpu_and_stays_with_its_memory(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """A CPU has float32 either way, so that a memory made on a GPU opens without one."""
+    plain = load(folders["clip"])
+    half = {"name": str(folders["clip"]), "options": {"precision": "float16"}}
+    model = load(half)
+    pixels = model.pixels([PIL.Image.linear_gradient("L").convert("RGB")])
+    assert torch.equal(model.trunk(pixels), plain.trunk(pixels))
+    assert model.spec.fingerprint == plain.spec.fingerprint
+    with AnytimeClassifier.open(tmp_path / "memory", model=half):
+        pass
+    with AnytimeClassifier.open(tmp_path / "memory") as again:
+        assert isinstance(again.backbone.trunk, TorchTrunk)
+        assert again.backbone.trunk.half
+
+
+@pytest.mark.parametrize("precision", ["half", 16, None])
+def test_a_precision_that_there_is_not(folders: dict[str, Path], precision: Any) -> None:
+    with pytest.raises(ModelError, match="precision is one of float32, float16"):
+        load({"name": str(folders["clip"]), "options": {"precision": precision}})

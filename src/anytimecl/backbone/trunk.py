@@ -113,16 +113,23 @@ def activate(spec: TailSpec, x: Tensor) -> Tensor:
 
 
 class TorchTrunk:
-    """A trunk in torch, on the device that holds its parameters."""
+    """A trunk in torch, on the device that holds its parameters.
 
-    def __init__(self, params: Mapping[str, Tensor], spec: TailSpec) -> None:
+    With `half`, products are in float16, and all that is added up in float32. A CPU would lose by
+    that, and has float32 either way.
+    """
+
+    def __init__(self, params: Mapping[str, Tensor], spec: TailSpec, *, half: bool = False) -> None:
         self.params = dict(params)
         self.spec = spec
+        self.half = half
 
     @torch.no_grad()  # not inference_mode: its tensors could never enter a training step
     def __call__(self, pixels: Tensor) -> Tensor:
         """Pixels [batch, 3, height, width] to tokens [batch, token, width]."""
-        return trunk_tokens(self.params, self.spec, pixels)
+        kind = pixels.device.type
+        with torch.autocast(kind, torch.float16, enabled=self.half and kind != "cpu"):
+            return trunk_tokens(self.params, self.spec, pixels).float()
 
 
 class OnnxTrunk:
