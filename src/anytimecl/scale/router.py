@@ -31,6 +31,7 @@ from anytimecl.scale.on_ray import OnRay, on_ray
 from anytimecl.scale.pending import MustWait
 from anytimecl.scale.ray_metrics import RouterMetrics
 from anytimecl.scale.record_host import EncodedImage, Looked, RecordMaker, encoders_on
+from anytimecl.scale.second_copy import settled
 from anytimecl.scale.snapshots import TreeReport
 from anytimecl.scale.tree import TreeClassifier
 from anytimecl.scale.tree_folder import TreeInUse
@@ -431,6 +432,7 @@ def up(
     )(RouterHost)
     try:
         place = str(Path(folder).resolve())
+        copy_to = None if copy_to is None else settled(copy_to)  # the router runs elsewhere
         options = capacity, near, cpus, durability, accept_loss, copy_to, encoders
         actor = host.remote(place, model, *options)
     except ValueError as error:  # the name is taken

@@ -24,6 +24,7 @@ ASIDE = "set-aside"  # folders that the tree does not know; nobody but a person 
 # Written with the routes:
 OWNER = "owner"  # the fencing number
 COPY = "copy"  # where the second copy is
+COPIED = "copied"  # the last owner who wrote there
 IDENTITY = "tree"  # whose lessons a second copy holds; it is written there, too
 UNKNOWN = (
     "the tree does not know it. Most likely it is of a split that was cut short, and the tree has "
