@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from tests.scale.fake_ray import ActorUnavailableError, FakeRay, RayActorError
 from anytimecl.errors import AnytimeError
 from anytimecl.scale import on_ray
 from anytimecl.scale.leaf import LeafLesson
+from anytimecl.scale.leaves import Unreachable
 from anytimecl.scale.on_ray import OnRay
 
 
@@ -140,3 +142,12 @@ def test_vectors_of_many_labels_are_sent_once(
     for other in range(on_ray.KEPT):  # those asked about longest ago give way
         leaves._question((*many, f"other {other}"), vectors)
     assert leaves._question(many, vectors)[1] == [f"object {on_ray.KEPT + 2}"]
+
+
+def test_who_asks_a_leaf_as_it_goes_is_told_so(leaves: OnRay, ray: FakeRay) -> None:
+    seat = leaves._seats[0]
+    leaves.retire(0)
+    leaves._seats[0] = seat  # as somebody had found it just before
+    asked = ThreadPoolExecutor(1).submit(leaves.call, 0, "known", None)
+    with pytest.raises(Unreachable, match="no leaf 0 any more"):
+        asked.result(5)

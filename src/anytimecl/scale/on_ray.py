@@ -359,17 +359,19 @@ class OnRay:
     def _wait(self, seat: _Seat, within: float | None = None) -> Any:
         """The actor, once there is one."""
         within = READY if within is None else within
-        while True:
+        while not seat.gone:
             if not seat.up.wait(within):
                 raise Unreachable(f"Leaf {seat.leaf} could not be started: {seat.why}")
             actor = seat.actor
-            if actor is not None:
+            if actor is not None and not seat.gone:
                 return actor
+        raise Unreachable(f"There is no leaf {seat.leaf} any more.")
 
     def _leave(self, seat: _Seat) -> None:
         """The leaf shall not run any more."""
         with seat.lock:
             seat.gone = True
+            seat.up.set()  # nobody waits for it in vain
             actor, coming = seat.actor, seat.coming
         if actor is not None:
             self._end(actor)

@@ -51,16 +51,17 @@ class AlreadyUp(AnytimeError):
     """A tree runs on the cluster."""
 
 
-def _opened(folder: str, **options: Any) -> TreeClassifier:
+def _opened(folder: str, *, accept_loss: bool, **options: Any) -> TreeClassifier:
     """The tree. A router that is started again waits for what is left of the one before it.
 
     Its lock may outlive it for a while, on a disk of many nodes; and an actor whose making fails is
-    never started again.
+    never started again. A loss was accepted once: what is missing since is an error.
     """
     end = time.monotonic() + LEFT_FOR
+    accept_loss = accept_loss and not _started_again()
     while True:
         try:
-            return TreeClassifier.open(folder, **options)
+            return TreeClassifier.open(folder, accept_loss=accept_loss, **options)
         except (TreeInUse, Unreachable):
             if time.monotonic() > end or not _started_again():
                 raise
