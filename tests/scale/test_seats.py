@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from tests import helpers
 from tests.scale.fake_ray import ActorUnavailableError, FakeRay, RayActorError
 
 from anytimecl.errors import AnytimeError
+from anytimecl.memory import open_memory
+from anytimecl.memory.database import FILE
 from anytimecl.scale import on_ray
 from anytimecl.scale.leaf import LeafLesson
 from anytimecl.scale.leaves import Unreachable
@@ -151,3 +154,14 @@ def test_who_asks_a_leaf_as_it_goes_is_told_so(leaves: OnRay, ray: FakeRay) -> N
     asked = ThreadPoolExecutor(1).submit(leaves.call, 0, "known", None)
     with pytest.raises(Unreachable, match="no leaf 0 any more"):
         asked.result(5)
+
+
+def test_a_leaf_of_an_earlier_version_is_no_obstacle(tmp_path: Path) -> None:
+    with open_memory(tmp_path, create={}) as memory:
+        memory.append("cat", b"record")
+    db = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    for table in ("content", "source", "thumbnail"):
+        db.execute(f"ALTER TABLE {table} DROP COLUMN crc")
+    db.execute("PRAGMA user_version = 5")
+    db.close()
+    assert on_ray.labels_of(tmp_path) == ["cat"]

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from anytimecl.closing import Closing
 from anytimecl.errors import StoreError
-from anytimecl.files import replacing, sync
+from anytimecl.files import make_folder, replacing, sync
 from anytimecl.memory import StoreWarning
 from anytimecl.scale.leaf import LeafLesson
 from anytimecl.scale.log_service import SCHEME, LogService
@@ -294,7 +294,7 @@ class _Folder:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
         except OSError as error:
             raise StoreError(f"{path} cannot be made: {error}.") from error
 
