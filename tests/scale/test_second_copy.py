@@ -277,6 +277,24 @@ def test_a_place_that_was_away_for_a_while_gets_what_it_missed(tmp_path: Path) -
     assert len(taught_keys(str(copy))) == 4  # the second time it lacked nothing: a retry alone
 
 
+def test_nothing_is_acknowledged_by_a_place_that_is_away(tmp_path: Path) -> None:
+    copy, away = tmp_path / "copy", tmp_path / "away"
+    with opened(tmp_path / "tree", copy_to=str(copy)) as tree:
+        tree.learn_one(helpers.picture(0), "cat", key="before")
+        copy.rename(away)
+        copy.mkdir()  # where its disk was mounted
+        with pytest.raises(StoreError, match=r"not in the second copy.*is its disk mounted"):
+            tree.learn_one(*helpers.lesson(1), key="meanwhile")
+        with pytest.raises(StoreError, match="is its disk mounted"):
+            tree.forget(label="cat")
+        copy.rmdir()
+        away.rename(copy)
+        assert tree.forget(label="cat") == 0  # the leaves have done so
+        assert taught_keys(str(copy)) == []
+        tree.learn_one(*helpers.lesson(1), key="meanwhile")
+        assert taught_keys(str(copy)) == ["meanwhile"]
+
+
 def test_a_place_that_cannot_be_begun_with_takes_no_other_away(tmp_path: Path) -> None:
     copy, file = str(tmp_path / "copy"), tmp_path / "file"
     file.write_text("")

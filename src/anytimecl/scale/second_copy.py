@@ -114,6 +114,7 @@ class SecondCopy(Closing):
         """
         gone = 0
         with self._writing:
+            self._check_there()
             self._number += 1  # what comes next is another file
             names = self._place.names()
             last: dict[int | None, str] = {}
@@ -178,7 +179,13 @@ class SecondCopy(Closing):
             some.append(item)
         return some
 
+    def _check_there(self) -> None:
+        """StoreError where a folder is not the one that was opened: nobody would find it there."""
+        if self.whole and isinstance(self._place, _Folder) and not self._place.has(ABOUT):
+            raise StoreError(f"is its disk mounted? {ABOUT} is not there any more")
+
     def _write(self, lines: bytes) -> None:
+        self._check_there()
         if self._place.append(self._name(), lines) >= SEGMENT_BYTES:
             self._number += 1
 
