@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,25 @@ def test_tokens_become_another_codec_of_the_same_model_alone(tmp_path: Path) -> 
         reencode(source, tmp_path / "c", model(), codec="tokens-fp16")
     with opened(tmp_path / "b") as classifier:
         assert classifier.settings.codec == "attention-pca"
+
+
+def test_reencoding_of_a_memory_that_has_forgotten_meanwhile_begins_anew(tmp_path: Path) -> None:
+    with opened(tmp_path / "a", settings=settings(codec="tokens-fp32")) as classifier:
+        for number in range(4):
+            classifier.learn_one(picture(number), "cat", key=f"{number}")
+            time.sleep(0.002)
+
+    def stop(done: int, total: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with open_memory(tmp_path / "a") as memory:
+        with pytest.raises(KeyboardInterrupt):
+            reencode(memory, tmp_path / "b", model(), codec="attention-pca", progress=stop)
+        memory.forget([1])
+        assert reencode(memory, tmp_path / "b", model(), codec="attention-pca") == (3, ())
+    with open_memory(tmp_path / "b", read_only=True) as memory:
+        assert [row.key for _, row in memory.rows(memory.all_ids())] == ["1", "2", "3"]
 
 
 def test_reencoding_goes_on_where_it_was_stopped(

@@ -47,6 +47,14 @@ def move_into_place(draft: Path, path: Path) -> None:
     sync(path.parent)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, unless they are there: their names are on the disk."""
+    new = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in reversed(new):
+        sync(each.parent)
+
+
 def sync(path: Path) -> None:
     """Return when a file's bytes, or a folder's list of names, would survive a power cut."""
     folder = path.is_dir()

@@ -201,7 +201,7 @@ def reencode(
     teach = _teacher(source, was, backbone)
     part = to.with_name(f".{to.name}.part")
     labels = list(source.ids())
-    if not _is_beginning(part, labels, backbone, settings):
+    if not _is_beginning(part, source, labels, backbone, settings):
         shutil.rmtree(part, ignore_errors=True)
     with AnytimeClassifier.open(
         part, model=backbone, settings=settings, thumbnails=True
@@ -274,15 +274,25 @@ def _learn(classifier: AnytimeClassifier, made: Record, row: Row) -> None:
 
 
 def _is_beginning(
-    part: Path, labels: Sequence[tuple[int, str]], backbone: Backbone, settings: Settings
+    part: Path,
+    source: Store,
+    labels: Sequence[tuple[int, str]],
+    backbone: Backbone,
+    settings: Settings,
 ) -> bool:
-    """Whether a folder holds the first part of the same work."""
+    """Whether a folder holds the first part of the same work, and nothing of it was forgotten."""
     try:
         with open_memory(part, read_only=True) as store:
             if store.meta["fingerprint"] != backbone.spec.fingerprint:
                 return False
             if store.meta["settings"] != settings.to_json() or store.last > len(labels):
                 return False
-            return all(labels[number - 1][1] == label for number, label in store.ids())
+            for number, label in store.ids():
+                example, its = labels[number - 1]
+                made, given = store.records.place(number), source.records.place(example)
+                times = {made.time, given.time} - {None}  # of the oldest there is none
+                if label != its or made.key != given.key or len(times) > 1:
+                    return False
+            return True
     except (StoreError, KeyError):
         return False

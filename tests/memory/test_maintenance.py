@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.memory.checks import assert_sound, filled, on_disk, record
@@ -14,11 +15,13 @@ from anytimecl.memory import (
     RamMemory,
     Report,
     Row,
+    Store,
     backup,
     compact,
     info,
     open_memory,
     rescue,
+    salvage,
     verify,
 )
 from anytimecl.memory.database import FILE
@@ -184,3 +187,24 @@ def test_verifying_tells_how_far_it_is() -> None:
             memory.append("cat", bytes([number]))
         assert verify(memory, lambda done, total: told.append((done, total))).ok
     assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_rescue_that_is_interrupted_leaves_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path / "one", 5)
+    taken = salvage._copy
+
+    def interrupted(store: Store, new: Store, example: int, texts: Any) -> bool:
+        if example == 4:
+            raise KeyboardInterrupt
+        return taken(store, new, example, texts)
+
+    monkeypatch.setattr(salvage, "_AT_ONCE", 2)
+    with open_memory(tmp_path / "one") as memory:
+        with monkeypatch.context() as patched:
+            patched.setattr(salvage, "_copy", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                rescue(memory, tmp_path / "two")
+        assert not (tmp_path / "two").exists()
+        assert rescue(memory, tmp_path / "two").examples == 5

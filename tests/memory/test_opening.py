@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 from tests.memory.checks import assert_sound, filled
 
+from anytimecl import files
 from anytimecl.errors import StoreError
-from anytimecl.memory import Row, StoreWarning, open_memory, schema
+from anytimecl.memory import Row, StoreWarning, backup, open_memory, schema
 from anytimecl.memory.checks import text_checksum
 from anytimecl.memory.database import FILE
 from anytimecl.memory.records import checksum
@@ -254,3 +256,31 @@ def test_durability_is_set(tmp_path: Path, durability: str, synchronous: int) ->
 def test_an_unknown_durability_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match='"process" or "full"'):
         open_memory(tmp_path, create={}, durability="none")  # type: ignore[arg-type]
+
+
+def test_nothing_is_acknowledged_in_a_memory_that_was_removed(tmp_path: Path) -> None:
+    with open_memory(tmp_path / "memory", create={}) as memory:
+        memory.append("cat", b"one")
+        (tmp_path / "memory").rename(tmp_path / "moved")
+        memory.append("cat", b"two")  # it is not lost
+        (tmp_path / "moved").rename(tmp_path / "memory")
+        backup(memory, tmp_path / "backup")
+        shutil.rmtree(tmp_path / "memory")
+        with pytest.raises(StoreError, match="was removed while it was in use"):
+            memory.append("cat", b"three")
+        shutil.copytree(tmp_path / "backup", tmp_path / "memory")  # which is not the same one
+        with pytest.raises(StoreError, match="was removed while it was in use"):
+            memory.append("cat", b"three")
+    with open_memory(tmp_path / "memory") as memory:
+        assert len(memory) == 2
+
+
+def test_the_folders_of_a_memory_that_lasts_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(files, "sync", synced.append)
+    open_memory(tmp_path / "a" / "b", create={}, durability="full").close()
+    assert synced == [tmp_path, tmp_path / "a"]
+    open_memory(tmp_path / "a" / "b", durability="full").close()
+    assert len(synced) == 2

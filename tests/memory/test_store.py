@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.memory.checks import assert_sound, on_disk, record
@@ -112,6 +114,35 @@ def test_a_batch_is_stored_whole_or_not_at_all(memory: Store) -> None:
     assert list(memory.ids()) == [(kept, "cat")]
     assert memory.labels() == {"cat": 1}
     assert memory.append("cat", b"three") == kept + 1
+    assert_sound(memory)
+
+
+class Interrupted:
+    """A connection in which Ctrl-C comes while it commits."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def execute(self, statement: str, *given: Any) -> Any:
+        found = self._db.execute(statement, *given)
+        if statement == "COMMIT":
+            raise KeyboardInterrupt
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+
+def test_what_is_interrupted_as_it_commits_is_there(memory: Store) -> None:
+    memory.append("cat", b"one")
+    whole: Any = memory.db
+    memory._db = Interrupted(whole)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        memory.append("dog", b"another", key="2")
+    memory._db = whole
+    assert memory.has_key("2") == memory.last
+    memory.append("fox", b"three")
+    assert memory.read(memory.all_ids()) == [b"one", b"another", b"three"]
     assert_sound(memory)
 
 

@@ -7,7 +7,9 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +17,15 @@ from tests import helpers
 from tests.backbone import tiny
 from tests.scale.test_tree import keys
 
+from anytimecl.errors import StoreError
+from anytimecl.memory import StoreWarning
 from anytimecl.scale import router
 from anytimecl.scale.leaf import LeafLesson
 from anytimecl.scale.leaves import Here
 from anytimecl.scale.pending import PENDING
 from anytimecl.scale.record_host import EncodedImage
 from anytimecl.scale.router import RouterHost
+from anytimecl.scale.tree import TreeClassifier
 from anytimecl.scale.tree_folder import TreeFolder, TreeInUse
 from anytimecl.trainer import Learned
 
@@ -171,3 +176,40 @@ def test_a_router_that_is_started_again_waits_for_the_lock_of_the_one_before(
     release.start()
     RouterHost(str(tmp_path / "tree"), model, 8, 1, 1.0)._tree.close()
     release.join()
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_loss_is_accepted_once_and_not_whenever_the_router_is_started_again(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    monkeypatch.setattr(router, "_started_again", lambda: again)
+    folder = tmp_path / "tree"
+    TreeClassifier.open(folder, model=model).close()
+    (folder / "leaf-000000").rename(tmp_path / "away")
+    start = partial(RouterHost, str(folder), model, 8, 1, 1.0, accept_loss=True)
+    if again:
+        with pytest.raises(StoreError, match=r"leaf 0.*is missing"):
+            start()
+        assert not (folder / "leaf-000000").exists()
+        return
+    with pytest.warns(StoreWarning, match=r"leaf 0.*is missing"):
+        start()._tree.close()
+
+
+def test_a_router_writes_the_second_copy_where_its_caller_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Started(Exception):
+        pass
+
+    def remote(*args: Any) -> None:
+        raise Started(args)
+
+    ray = SimpleNamespace(remote=lambda **_: lambda _: SimpleNamespace(remote=remote))
+    monkeypatch.setattr(router, "import_ray", lambda: ray)
+    monkeypatch.setattr(router, "connect_ray", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    for given, meant in (("copy", str(tmp_path / "copy")), ("none", "none"), (None, None)):
+        with pytest.raises(Started) as told:
+            router.up("tree", copy_to=given)
+        assert told.value.args[0][-2] == meant

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +17,11 @@ from tests import helpers
 from tests.scale.fake_ray import ActorUnavailableError, FakeRay, RayActorError
 
 from anytimecl.errors import AnytimeError
+from anytimecl.memory import open_memory
+from anytimecl.memory.database import FILE
 from anytimecl.scale import on_ray
 from anytimecl.scale.leaf import LeafLesson
+from anytimecl.scale.leaves import Unreachable
 from anytimecl.scale.on_ray import OnRay
 
 
@@ -140,3 +145,23 @@ def test_vectors_of_many_labels_are_sent_once(
     for other in range(on_ray.KEPT):  # those asked about longest ago give way
         leaves._question((*many, f"other {other}"), vectors)
     assert leaves._question(many, vectors)[1] == [f"object {on_ray.KEPT + 2}"]
+
+
+def test_who_asks_a_leaf_as_it_goes_is_told_so(leaves: OnRay, ray: FakeRay) -> None:
+    seat = leaves._seats[0]
+    leaves.retire(0)
+    leaves._seats[0] = seat  # as somebody had found it just before
+    asked = ThreadPoolExecutor(1).submit(leaves.call, 0, "known", None)
+    with pytest.raises(Unreachable, match="no leaf 0 any more"):
+        asked.result(5)
+
+
+def test_a_leaf_of_an_earlier_version_is_no_obstacle(tmp_path: Path) -> None:
+    with open_memory(tmp_path, create={}) as memory:
+        memory.append("cat", b"record")
+    db = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    for table in ("content", "source", "thumbnail"):
+        db.execute(f"ALTER TABLE {table} DROP COLUMN crc")
+    db.execute("PRAGMA user_version = 5")
+    db.close()
+    assert on_ray.labels_of(tmp_path) == ["cat"]

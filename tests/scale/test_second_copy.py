@@ -137,7 +137,7 @@ def test_what_is_refused_is_not_copied(place: str, tmp_path: Path) -> None:
 
 def test_a_line_cut_short_takes_no_other_along(tmp_path: Path) -> None:
     for owner in (1, 2):
-        with SecondCopy(str(tmp_path), "tree", owner, {}, noted=True) as copy:
+        with SecondCopy(str(tmp_path), "tree", owner, {}, noted=0) as copy:
             for number in range(3):
                 copy.put(LeafLesson(b"x" * number, "cat", key=f"{owner}{number}")).result()
             copy.declare_whole()
@@ -147,7 +147,7 @@ def test_a_line_cut_short_takes_no_other_along(tmp_path: Path) -> None:
 
 
 def test_a_damaged_line_is_told(tmp_path: Path) -> None:
-    with SecondCopy(str(tmp_path), "tree", 1, {}, noted=True) as copy:
+    with SecondCopy(str(tmp_path), "tree", 1, {}, noted=0) as copy:
         for number in range(3):
             copy.put(LeafLesson(b"x" * number, "cat", key=f"{number}")).result()
         copy.declare_whole()
@@ -158,7 +158,7 @@ def test_a_damaged_line_is_told(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_is_closed_keeps_nobody_waiting(tmp_path: Path) -> None:
-    copy = SecondCopy(str(tmp_path), "tree", 1, {}, noted=True)
+    copy = SecondCopy(str(tmp_path), "tree", 1, {}, noted=0)
     copy.close()
     with pytest.raises(StoreError, match="closed"):
         copy.put(LeafLesson(b"x", "cat", key="a")).result(10)
@@ -257,6 +257,70 @@ def test_a_place_that_was_emptied_gets_everything_again(tmp_path: Path) -> None:
     shutil.rmtree(copy)
     opened(tmp_path / "tree").close()
     assert sorted(map(str, taught_keys(str(copy)))) == held
+
+
+def test_a_place_that_was_away_for_a_while_gets_what_it_missed(tmp_path: Path) -> None:
+    copy, away = tmp_path / "copy", tmp_path / "away"
+    with opened(tmp_path / "tree", copy_to=str(copy)) as tree:
+        tree.learn_one(*helpers.lesson(0), key="before")
+        tree.learn_one(helpers.picture(1), "okapi", key="forgotten meanwhile")
+    copy.rename(away)  # its disk is not mounted
+    with opened(tmp_path / "tree") as tree:
+        tree.learn_one(*helpers.lesson(2), key="meanwhile")
+        tree.forget(label="okapi")
+    shutil.rmtree(copy)
+    away.rename(copy)
+    for _ in range(2):
+        with opened(tmp_path / "tree") as tree:
+            tree.learn_one(*helpers.lesson(3), key="after")
+        assert sorted(set(taught_keys(str(copy)))) == ["after", "before", "meanwhile"]
+    assert len(taught_keys(str(copy))) == 4  # the second time it lacked nothing: a retry alone
+
+
+def test_nothing_is_acknowledged_by_a_place_that_is_away(tmp_path: Path) -> None:
+    copy, away = tmp_path / "copy", tmp_path / "away"
+    with opened(tmp_path / "tree", copy_to=str(copy)) as tree:
+        tree.learn_one(helpers.picture(0), "cat", key="before")
+        copy.rename(away)
+        copy.mkdir()  # where its disk was mounted
+        with pytest.raises(StoreError, match=r"not in the second copy.*is its disk mounted"):
+            tree.learn_one(*helpers.lesson(1), key="meanwhile")
+        with pytest.raises(StoreError, match="is its disk mounted"):
+            tree.forget(label="cat")
+        copy.rmdir()
+        away.rename(copy)
+        assert tree.forget(label="cat") == 0  # the leaves have done so
+        assert taught_keys(str(copy)) == []
+        tree.learn_one(*helpers.lesson(1), key="meanwhile")
+        assert taught_keys(str(copy)) == ["meanwhile"]
+
+
+def test_a_place_that_cannot_be_begun_with_takes_no_other_away(tmp_path: Path) -> None:
+    copy, file = str(tmp_path / "copy"), tmp_path / "file"
+    file.write_text("")
+    opened(tmp_path / "tree", copy_to=copy).close()
+    with pytest.raises(StoreError, match="cannot be made"):
+        opened(tmp_path / "tree", copy_to=str(file / "other"))
+    with opened(tmp_path / "tree") as tree:
+        tree.learn_one(*helpers.lesson(0), key="a")
+    assert taught_keys(copy) == ["a"]
+
+
+@pytest.mark.parametrize("how", ["{}", "file://{}"])
+def test_a_folder_is_the_same_one_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    copy = tmp_path / "copy"
+    monkeypatch.chdir(tmp_path)
+    opened(tmp_path / "tree", copy_to="copy").close()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with opened(tmp_path / "tree") as tree:
+        tree.learn_one(*helpers.lesson(0), key="a")
+    with opened(tmp_path / "tree", copy_to=how.format(copy)) as tree:
+        tree.learn_one(*helpers.lesson(1), key="b")
+    assert sorted(map(str, taught_keys(str(copy)))) == ["a", "b"]
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_a_place_of_another_tree_is_left_alone(place: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import struct
 import sys
 import threading
 import time
@@ -15,13 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tests import helpers
 
+from anytimecl.codec._record import pack
 from anytimecl.errors import KeyUsedError, StoreError
 from anytimecl.memory import StoreWarning, open_memory
 from anytimecl.memory.database import FILE as MEMORY
+from anytimecl.recording import RecordError
 from anytimecl.scale import counts
 from anytimecl.scale import tree as trees
 from anytimecl.scale.leaf import image_vectors
@@ -153,6 +157,19 @@ def test_an_owner_that_lost_its_lock_writes_and_deletes_nothing(tmp_path: Path) 
     abandon(stale)
     with opened(tmp_path) as tree:
         assert len(tree) == COUNT + 1
+
+
+def test_an_owner_that_wakes_when_its_leaf_has_split_acknowledges_nothing(tmp_path: Path) -> None:
+    stale = opened(tmp_path)
+    teach(stale, range(COUNT))
+    for lock in (tmp_path / "tree.lock", leaf_folder(tmp_path, 0) / "memory.lock"):
+        lock.unlink()  # it was stopped for so long that its disk's network let them go
+    with opened(tmp_path) as tree:
+        tree._split(0)
+        with pytest.raises(StoreError, match="was removed while it was in use"):
+            stale.learn_one(*helpers.lesson(COUNT), key=f"lesson {COUNT}")
+        assert len(tree) == COUNT
+    abandon(stale)
 
 
 def test_each_owner_has_a_higher_number(tmp_path: Path) -> None:
@@ -335,6 +352,18 @@ def test_a_late_retry_does_not_undo_a_newer_label_whatever_has_split(tmp_path: P
                 tree._limit[leaf] = 1
                 tree._split_if_full(leaf)
             tree.settle()
+
+
+def test_a_record_that_holds_no_numbers_spoils_no_leaf(tmp_path: Path) -> None:
+    settings = helpers.settings(codec="tokens-fp32")
+    with opened(tmp_path, settings=settings) as tree:
+        teach(tree, range(2))
+        tokens = tree.encode([helpers.picture(9)])[0]
+        payload = struct.pack("<h", 0) + torch.full_like(tokens, torch.nan).numpy().tobytes()
+        with pytest.raises(RecordError, match="not finite"):
+            tree.learn_record(pack("tokens-fp32", *tokens.shape, payload), "cat", key="nan")
+        assert len(tree) == 2
+        assert tree.predict(helpers.picture(0), ["cat", "dog"]).probabilities["cat"] >= 0
 
 
 def test_leaves_without_routes_are_not_hidden_by_a_new_tree(tmp_path: Path) -> None:

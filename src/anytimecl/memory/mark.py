@@ -6,6 +6,7 @@ tells that something is missing, and which numbers.
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from contextlib import suppress
@@ -35,6 +36,11 @@ class Mark:
         with suppress(OSError):
             self._file.seek(0)
             self._file.write(_encode(number))
+
+    @property
+    def removed(self) -> bool:
+        """Whether the file has no name any more."""
+        return os.fstat(self._file.fileno()).st_nlink == 0
 
     def close(self) -> None:
         self._file.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from anytimecl.errors import StoreError
+from anytimecl.files import make_folder
 from anytimecl.memory import schema
 from anytimecl.memory.database import (
     FILE,
@@ -57,7 +58,10 @@ def open_memory(
         return _open_read_only(_kind, path, cache_bytes)
     if not path.exists() and create is None:
         raise StoreError(f"There is no memory in {folder}.")
-    folder.mkdir(parents=True, exist_ok=True)
+    if durability == "full":
+        make_folder(folder)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
     owner = OwnerLock(folder / LOCK)
     try:
         store = _open_owned(_kind, path, create, durability, cache_bytes, cap, owner)
@@ -120,9 +124,17 @@ def _open_owned(
                 schema.create(db, create or {})
             else:
                 schema.migrate(db)
-        mark = Mark(path.with_name(MARK))
+        mark, own = Mark(path.with_name(MARK)), _file(path)
         opened.callback(mark.close)
         promised = read_mark(path.with_name(MARK))  # of an empty file too: its log may be gone
+
+        def acknowledge(number: int) -> None:
+            mark.put(number)
+            if mark.removed and _file(path) != own:
+                raise StoreError(
+                    f"The memory in {path.parent} was removed while it was in use, and nothing "
+                    "that is learned now would last: restore it from a backup, and open it again."
+                )
 
         def release() -> None:
             mark.close()
@@ -133,13 +145,22 @@ def _open_owned(
             path,
             cache_bytes=cache_bytes,
             cap=cap,
-            acknowledge=mark.put,
+            acknowledge=acknowledge,
             release=release,
         )
         store.admit_loss(promised)
         mark.put(store.last)
         opened.pop_all()
     return store
+
+
+def _file(path: Path) -> tuple[int, int] | None:
+    """Which file has the name now."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _open_read_only(kind: type[S], path: Path, cache_bytes: int) -> S:

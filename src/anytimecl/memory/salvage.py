@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from anytimecl.errors import StoreError
 from anytimecl.memory.contract import Row
+from anytimecl.memory.exporting import all_at_once
 from anytimecl.memory.opening import open_memory, refuse_to_replace
 from anytimecl.memory.store import Store
 
@@ -26,6 +27,8 @@ class Rescued(NamedTuple):
 def rescue(store: Store, to: Path) -> Rescued:
     """Write a sound memory with everything that can be read, under the same ids, into `to`.
 
+    A new folder, which appears all at once: half of it would look like a memory, too.
+
     >>> import tempfile
     >>> from anytimecl.memory import RamMemory
     >>> with RamMemory() as memory:
@@ -34,7 +37,7 @@ def rescue(store: Store, to: Path) -> Rescued:
     Rescued(examples=1, left_out=())
     """
     refuse_to_replace(to)
-    with open_memory(to, create=store.meta) as new:
+    with all_at_once(Path(to)) as part, open_memory(part, create=store.meta) as new:
         ids = store.all_ids()
         left_out = []
         with store.reading():

@@ -129,13 +129,24 @@ class Store(Closing):
             except BaseException as error:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
-                self.last, stream.end, stream.extents = before
+                    self.last, stream.end, stream.extents = before
+                else:  # SQLite itself has undone it; or it was committed, and then interrupted
+                    self._look_again(*before)
                 self.vocabulary.reset()
                 if isinstance(error, ERRORS):
                     raise in_words(error, self.path) from error
                 raise
             if self.last != before[0]:
                 self._acknowledge(self.last)
+
+    def _look_again(self, last: int, end: int, extents: int) -> None:
+        """Where the tables end; as it was before, where they cannot be asked."""
+        stream = self.records.stream
+        try:
+            stream.load()
+            self.last = max(last, self.journal.last())
+        except sqlite3.Error:
+            self.last, stream.end, stream.extents = last, end, extents
 
     def check_writable(self) -> None:
         """StoreError if nothing may be written; before work whose result could not be kept."""

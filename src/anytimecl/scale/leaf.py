@@ -87,7 +87,12 @@ def vector_of(backbone: Backbone, codec: Codec, record: bytes) -> Tensor:
         tokens = codec.decode([record], backbone.device)
     except StoreError as error:
         raise RecordError(str(error)) from error
-    return image_vectors(backbone, tokens)[0].cpu()
+    except (ValueError, IndexError) as error:  # its checksum is right and what it holds is not
+        raise RecordError(f"The record is damaged: {error}.") from error
+    vector = image_vectors(backbone, tokens)[0].cpu()
+    if not vector.isfinite().all():
+        raise RecordError("The record is damaged: it holds numbers that are not finite.")
+    return vector
 
 
 class Leaf(AnytimeClassifier):

@@ -24,7 +24,7 @@ from typing import Any
 from torch import Tensor
 
 from anytimecl.backbone import Backbone
-from anytimecl.errors import AnytimeError
+from anytimecl.errors import AnytimeError, StoreError
 from anytimecl.memory import open_memory
 from anytimecl.memory.database import Durability
 from anytimecl.scale.leaf import LeafAnswer, LeafLesson
@@ -359,17 +359,19 @@ class OnRay:
     def _wait(self, seat: _Seat, within: float | None = None) -> Any:
         """The actor, once there is one."""
         within = READY if within is None else within
-        while True:
+        while not seat.gone:
             if not seat.up.wait(within):
                 raise Unreachable(f"Leaf {seat.leaf} could not be started: {seat.why}")
             actor = seat.actor
-            if actor is not None:
+            if actor is not None and not seat.gone:
                 return actor
+        raise Unreachable(f"There is no leaf {seat.leaf} any more.")
 
     def _leave(self, seat: _Seat) -> None:
         """The leaf shall not run any more."""
         with seat.lock:
             seat.gone = True
+            seat.up.set()  # nobody waits for it in vain
             actor, coming = seat.actor, seat.coming
         if actor is not None:
             self._end(actor)
@@ -394,7 +396,12 @@ def labels_of(folder: Path) -> list[str]:
     """
     if not holds_memory(folder):
         return []
-    with open_memory(folder, read_only=True) as memory, memory.reading() as db:
+    try:
+        found = open_memory(folder, read_only=True)
+    except StoreError:  # of an earlier version, which the leaf would bring up to date as well
+        open_memory(folder).close()
+        found = open_memory(folder, read_only=True)
+    with found as memory, memory.reading() as db:
         sets = [json.loads(one) for (one,) in db.execute("SELECT labels FROM candidates")]
         sets += [act.before for act in memory.history().acts.values()]
         return list(dict.fromkeys([*memory.labels(), *filter(None, itertools.chain(*sets))]))

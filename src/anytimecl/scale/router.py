@@ -31,6 +31,7 @@ from anytimecl.scale.on_ray import OnRay, on_ray
 from anytimecl.scale.pending import MustWait
 from anytimecl.scale.ray_metrics import RouterMetrics
 from anytimecl.scale.record_host import EncodedImage, Looked, RecordMaker, encoders_on
+from anytimecl.scale.second_copy import settled
 from anytimecl.scale.snapshots import TreeReport
 from anytimecl.scale.tree import TreeClassifier
 from anytimecl.scale.tree_folder import TreeInUse
@@ -50,16 +51,17 @@ class AlreadyUp(AnytimeError):
     """A tree runs on the cluster."""
 
 
-def _opened(folder: str, **options: Any) -> TreeClassifier:
+def _opened(folder: str, *, accept_loss: bool, **options: Any) -> TreeClassifier:
     """The tree. A router that is started again waits for what is left of the one before it.
 
     Its lock may outlive it for a while, on a disk of many nodes; and an actor whose making fails is
-    never started again.
+    never started again. A loss was accepted once: what is missing since is an error.
     """
     end = time.monotonic() + LEFT_FOR
+    accept_loss = accept_loss and not _started_again()
     while True:
         try:
-            return TreeClassifier.open(folder, **options)
+            return TreeClassifier.open(folder, accept_loss=accept_loss, **options)
         except (TreeInUse, Unreachable):
             if time.monotonic() > end or not _started_again():
                 raise
@@ -431,6 +433,7 @@ def up(
     )(RouterHost)
     try:
         place = str(Path(folder).resolve())
+        copy_to = None if copy_to is None else settled(copy_to)  # the router runs elsewhere
         options = capacity, near, cpus, durability, accept_loss, copy_to, encoders
         actor = host.remote(place, model, *options)
     except ValueError as error:  # the name is taken

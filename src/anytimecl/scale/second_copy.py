@@ -23,13 +23,14 @@ from typing import Any, TypeVar
 
 from anytimecl.closing import Closing
 from anytimecl.errors import StoreError
-from anytimecl.files import replacing, sync
+from anytimecl.files import make_folder, replacing, sync
 from anytimecl.memory import StoreWarning
 from anytimecl.scale.leaf import LeafLesson
 from anytimecl.scale.log_service import SCHEME, LogService
 
 T = TypeVar("T")
 ABOUT = "copy.json"
+NO_COPY = "none"
 # Version 1 says neither which tree it is of, nor which files a later beginning has replaced.
 VERSION, READABLE = 2, (1, 2)
 SEGMENT_BYTES = 1 << 26  # of a file in a folder
@@ -45,8 +46,9 @@ class SecondCopy(Closing):
     each opening has names of its own.
 
     It is `whole` if it has had every lesson of this `tree` from the first on; a copy that is not
-    gets them all, and `declare_whole` replaces what was there before. Whether the tree has `noted`
-    this place as its own decides: lessons may have been taught while it had another one.
+    gets them all, and `declare_whole` replaces what was there before. The tree has `noted` the last
+    owner who wrote here, if this is its place: lessons may have been taught while it had another
+    one, or while this one was away and an empty folder was there instead.
 
     >>> import tempfile
     >>> place = tempfile.mkdtemp()
@@ -58,18 +60,24 @@ class SecondCopy(Closing):
     """
 
     def __init__(
-        self, address: str, tree: str, owner: int, meta: Mapping[str, str], *, noted: bool = False
+        self,
+        address: str,
+        tree: str,
+        owner: int,
+        meta: Mapping[str, str],
+        *,
+        noted: int | None = None,
     ) -> None:
         self.address = address
         self._place = _place(address)
-        self._tree, self._meta = tree, dict(meta)
+        self._tree, self._owner, self._meta = tree, owner, dict(meta)
         about = _about(self._place) if self._place.has(ABOUT) else None
         if about is not None and about.get("tree", tree) != tree:
             raise StoreError(
                 f"{address} holds the lessons of another tree, which is all that is left of it "
                 "should its disk be lost: choose another place for the second copy."
             )
-        self.whole = noted and about is not None
+        self.whole = about is not None and noted is not None and about.get("owner", 0) >= noted
         self._replaced: list[str] = about.get("replaced", []) if about else []
         if not self.whole:
             self._replaced = self._place.names()
@@ -87,7 +95,7 @@ class SecondCopy(Closing):
 
         It may be all that is left of what the tree has lost since.
         """
-        told = {"version": VERSION, "tree": self._tree, "meta": self._meta}
+        told = {"version": VERSION, "tree": self._tree, "owner": self._owner, "meta": self._meta}
         self._place.write(ABOUT, json.dumps({**told, "replaced": self._replaced}).encode())
         self.whole = True
 
@@ -106,6 +114,7 @@ class SecondCopy(Closing):
         """
         gone = 0
         with self._writing:
+            self._check_there()
             self._number += 1  # what comes next is another file
             names = self._place.names()
             last: dict[int | None, str] = {}
@@ -170,7 +179,13 @@ class SecondCopy(Closing):
             some.append(item)
         return some
 
+    def _check_there(self) -> None:
+        """StoreError where a folder is not the one that was opened: nobody would find it there."""
+        if self.whole and isinstance(self._place, _Folder) and not self._place.has(ABOUT):
+            raise StoreError(f"is its disk mounted? {ABOUT} is not there any more")
+
     def _write(self, lines: bytes) -> None:
+        self._check_there()
         if self._place.append(self._name(), lines) >= SEGMENT_BYTES:
             self._number += 1
 
@@ -286,7 +301,7 @@ class _Folder:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
         except OSError as error:
             raise StoreError(f"{path} cannot be made: {error}.") from error
 
@@ -354,7 +369,15 @@ class _Objects:
         return SEGMENT_BYTES  # an object is never added to
 
 
+def settled(address: str) -> str:
+    """As it is written down: a folder is the same one from any other folder."""
+    return address if address == NO_COPY or "://" in address else os.path.abspath(address)
+
+
 def _place(address: str) -> Any:
-    if address.startswith(f"{SCHEME}://"):
+    scheme, there, rest = address.partition("://")
+    if scheme == SCHEME and there:
         return LogService(address)
-    return _Objects(address) if "://" in address else _Folder(Path(address))
+    if scheme in ("file", "local") and there:  # fsspec would not sync them
+        return _Folder(Path(rest))
+    return _Objects(address) if there else _Folder(Path(address))

@@ -21,11 +21,19 @@ from anytimecl.scale.leaves import holds_memory, leaf_folder
 from anytimecl.scale.routes import Routes
 from anytimecl.scale.second_copy import not_in
 from anytimecl.scale.told import FILE as LABELS
-from anytimecl.scale.tree_folder import COPY, FILE, IDENTITY, OWNER, counts_in, write_counts
+from anytimecl.scale.tree_folder import (
+    COPIED,
+    COPY,
+    FILE,
+    IDENTITY,
+    OWNER,
+    counts_in,
+    write_counts,
+)
 from anytimecl.transfer import copy_memory
 
 TIMES = 5  # how often it is begun anew because a leaf has split meanwhile
-OF_ONE = (OWNER, IDENTITY, COPY)  # what is written with the routes and is of one tree alone
+OF_ONE = (OWNER, IDENTITY, COPY, COPIED)  # what is written with the routes and is of one tree alone
 
 
 def snapshot(folder: Path, to: Path) -> int:

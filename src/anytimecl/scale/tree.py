@@ -38,11 +38,19 @@ from anytimecl.scale.leaf import LeafLesson, vector_of
 from anytimecl.scale.leaves import Health, Here, Leaves, Unreachable, leaf_folder
 from anytimecl.scale.pending import PENDING, Lessons, MustWait, Silence
 from anytimecl.scale.routes import Routes
-from anytimecl.scale.second_copy import SecondCopy, then
+from anytimecl.scale.second_copy import NO_COPY, SecondCopy, settled, then
 from anytimecl.scale.shortlist import ManyLabels
 from anytimecl.scale.snapshots import TreeReport, checked, finish, making
 from anytimecl.scale.splitting import Undecided, split_leaf
-from anytimecl.scale.tree_folder import ASIDE, COPY, FILE, IDENTITY, UNREAD, TreeFolder
+from anytimecl.scale.tree_folder import (
+    ASIDE,
+    COPIED,
+    COPY,
+    FILE,
+    IDENTITY,
+    UNREAD,
+    TreeFolder,
+)
 from anytimecl.scale.tree_opening import check_loss, prepared
 from anytimecl.scale.tree_predicting import TreePredicting
 from anytimecl.settings import Settings
@@ -52,7 +60,6 @@ __all__ = ["FILE", "TreeClassifier"]
 PATIENCE = 2.0  # seconds that a leaf's answer is waited for, and longer for long questions
 STUCK = 30.0  # seconds without a lesson learned after which a leaf that has some is given up on
 BACK_OFF = 30.0, 3600.0  # seconds until a split that failed is tried again, doubling, and at most
-NO_COPY = "none"
 NEVER = 2**62  # an event that no memory reaches
 MakeLeaves = Callable[[Path, Backbone, Settings], Leaves]
 
@@ -146,9 +153,10 @@ class TreeClassifier(TreePredicting, Closing):
         """With every leaf there and its memory locked: be the owner, and clear up."""
         lost = self._place.fewer({n: size for n, size in self._sizes.items() if n not in anew})
         check_loss(self._place, lost, accept_loss)
-        before = self._place.noted(COPY)
+        before, last = self._place.noted(COPY), self._place.noted(COPIED) or "0"
         chosen = copy_to or before
-        kept = {COPY: before} if before and chosen == before else {}
+        # Until another place is whole, the tree has this one.
+        kept = {COPY: before, COPIED: last} if before and chosen != NO_COPY else {}
         self._place.take_over(self.routes, {**self._meta(), **kept})
         self._place.tidy(self.routes)
         self._keys.keep(self._sizes)
@@ -156,9 +164,10 @@ class TreeClassifier(TreePredicting, Closing):
             self._read_keys(leaf)
         self._counts.save()
         if chosen and chosen != NO_COPY:
-            self._begin_copy(chosen, noted=chosen == before)
+            same = before is not None and settled(chosen) == settled(before)
+            self._begin_copy(settled(chosen), int(last) if same else None)
 
-    def _begin_copy(self, address: str, *, noted: bool) -> None:
+    def _begin_copy(self, address: str, noted: int | None) -> None:
         """Write lessons to a second place too; to one that lacks any, all that there are first."""
         told = self._told_of_itself()
         copy = SecondCopy(address, self._identity, self._place.owner, told, noted=noted)
@@ -184,7 +193,9 @@ class TreeClassifier(TreePredicting, Closing):
     def _meta(self) -> dict[str, str]:
         """What is written with the routes."""
         told = {**_meta(self.backbone, self.settings), IDENTITY: self._identity}
-        return told if self._copy is None else {**told, COPY: self._copy.address}
+        if self._copy is None:
+            return told
+        return {**told, COPY: self._copy.address, COPIED: str(self._place.owner)}
 
     # ------------------------------------------------------------------------------- learning
 

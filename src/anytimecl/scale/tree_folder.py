@@ -11,7 +11,7 @@ from pathlib import Path
 
 from anytimecl.closing import Closing
 from anytimecl.errors import StoreError
-from anytimecl.files import replacing, sync
+from anytimecl.files import make_folder, replacing, sync
 from anytimecl.memory import StoreWarning
 from anytimecl.memory.lock import OwnerLock
 from anytimecl.scale.leaves import holds_memory, leaf_folder
@@ -24,6 +24,7 @@ ASIDE = "set-aside"  # folders that the tree does not know; nobody but a person 
 # Written with the routes:
 OWNER = "owner"  # the fencing number
 COPY = "copy"  # where the second copy is
+COPIED = "copied"  # the last owner who wrote there
 IDENTITY = "tree"  # whose lessons a second copy holds; it is written there, too
 UNKNOWN = (
     "the tree does not know it. Most likely it is of a split that was cut short, and the tree has "
@@ -55,7 +56,7 @@ class TreeFolder(Closing):
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self.path = folder
         self.owner = 0  # until `take_over`
         try:

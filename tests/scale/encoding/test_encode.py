@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import tarfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 from tests.commands.conftest import COLOURS, Run, zipped
 from tests.commands.test_learn import opinion
 
+from anytimecl import files
 from anytimecl.errors import AnytimeError, StoreError
 from anytimecl.images import iter_images
 from anytimecl.memory import open_memory
@@ -270,3 +273,93 @@ def test_what_is_listed_at_first_is_what_is_encoded(run: Run, photos: Path, mode
     assert [place.images for place in job.places()] == [5, 5, 2]
     list(running.here(job, [BlockPlace(*place) for place in job.places()]))
     assert finish(job).examples == 12
+
+
+def test_a_kill_while_the_source_is_listed_is_no_other_job(
+    run: Run, photos: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = made_job(run, photos, model, block=5)
+    with monkeypatch.context() as patched:
+
+        def dies(*_: object) -> None:
+            raise Killed
+
+        patched.setattr(files, "_remove", lambda draft: None)  # as nobody does who is killed
+        patched.setattr(files, "move_into_place", dies)
+        for _ in range(2):
+            with pytest.raises(Killed):
+                begun(wanted)
+    assert {file.name for file in wanted.folder.iterdir()} == {"data", ".plan.jsonl.part"}
+    assert sum(place.images for place in begun(wanted).places()) == 12
+
+
+def test_what_the_source_has_no_more_is_named(
+    run: Run, photos: Path, parquet: Path, model: Path
+) -> None:
+    meta = made_job(run, photos, model).meta
+    job = begun(EncodingJob(Path("short").resolve(), str(parquet), Reading(), meta, block=5))
+    for file in parquet.glob("*.parquet"):
+        pq.write_table(pq.read_table(file).slice(0, 4), file)
+    list(running.here(job, running.missing(job)))
+    done = finish(job)
+    assert (done.examples, done.repeated, len(done.failures)) == (8, 0, 4)
+    assert "block 0, image 4: the source has it no more" in done.failures[0]
+
+
+def test_a_store_that_is_away_costs_no_image(
+    run: Run, photos: Path, store: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meta = made_job(run, photos, model).meta
+    job = begun(EncodingJob(Path("away").resolve(), store, Reading(), meta, block=12))
+    fs = type(fsspec.filesystem("memory"))
+    with monkeypatch.context() as patched:
+
+        def away(*_: object, **__: object) -> bytes:
+            raise OSError(errno.EIO, "Connection reset by peer")
+
+        patched.setattr(fs, "cat_file", away)
+        with pytest.raises(AnytimeError, match=r"reset by peer.*the same command goes on"):
+            list(running.here(job, running.missing(job)))
+    list(running.here(job, running.missing(job)))
+    assert finish(job).examples == 12
+
+
+def test_two_who_write_the_same_block_do_not_meet(
+    run: Run, photos: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = begun(made_job(run, photos, model, block=12))
+    [place] = job.places()
+    whole, half, go_on = pq.write_table, threading.Event(), threading.Event()
+
+    def meeting(table: Any, to: Path, **options: Any) -> None:
+        whole(table, to, **options)
+        if threading.current_thread() is threading.main_thread():
+            other.start()
+            assert half.wait(60)
+        else:  # half of it is written when the first one is done
+            to.write_bytes(to.read_bytes()[:100])
+            half.set()
+            assert go_on.wait(60)
+            raise OSError("killed")
+
+    monkeypatch.setattr(pq, "write_table", meeting)
+    failed: list[OSError] = []
+
+    def encode_too() -> None:
+        try:
+            BlockEncoder(job)(place)
+        except OSError as error:
+            failed.append(error)
+
+    other = threading.Thread(target=encode_too)
+    try:
+        assert BlockEncoder(job)(place).images == 12
+        assert pq.read_table(job.file(0)).num_rows == 12
+    finally:
+        go_on.set()
+        other.join()
+    assert str(failed[0]) == "killed"
+    monkeypatch.undo()
+    (job.file(0).parent / ".block-000000.parquet.left.part").write_bytes(b"by a kill")
+    assert finish(job).examples == 12
+    assert [file.name for file in job.file(0).parent.iterdir()] == ["block-000000.parquet"]

@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import uuid
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from PIL import Image
 
 from anytimecl.backbone import load_stored
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.errors import AnytimeError, ImageError, LabelError
-from anytimecl.files import replacing
+from anytimecl.files import move_into_place
 from anytimecl.images import load_image
 from anytimecl.labels import teachable
 from anytimecl.memory.contract import Row
@@ -24,6 +25,7 @@ from anytimecl.recording import Record
 from anytimecl.scale.encoding.job import BlockPlace, EncodingJob
 from anytimecl.scale.encoding.sources import Picture
 
+DRAFT = ".part"  # how a block ends that is being written
 FAILURES = b"anytimecl.failures"  # in the metadata of a block: why images are not in it
 
 
@@ -67,12 +69,17 @@ class BlockEncoder:
         rows: list[Row] = []
         failures: list[str] = []
         pictures = islice(self._source.read(self._job.block_at(place)), place.images)
+        seen = 0
         while some := list(islice(pictures, self._batch)):
+            seen += len(some)
             for made in self._rows(some):
                 if isinstance(made, str):
                     failures.append(made)
                 else:
                     rows.append(made)
+        for lost in range(seen, place.images):
+            told = f"block {place.number}, image {lost}"
+            failures.append(f"{told}: the source has it no more, and had it when it was listed")
         write(self._job.file(place.number), list(enumerate(rows, 1)), self._job, failures)
         return Done(place.number, len(rows), len(failures), time.process_time() - began)
 
@@ -117,8 +124,20 @@ def _checked(picture: Picture) -> _Ready | str:
 
 def write(file: Path, rows: list[tuple[int, Row]], job: EncodingJob, failures: list[str]) -> None:
     """The records of a block, with what could not be used in its metadata."""
-    table = as_table(rows, job.settings.name_of("codec"))
+    put(file, as_table(rows, job.settings.name_of("codec")), failures)
+
+
+def put(file: Path, table: Any, failures: list[str]) -> None:
+    """A block as a file, whole or not there.
+
+    Under a name of its own until it is, for another may write the same block: Ray tries again where
+    a node is out of reach, and somebody may have started the command twice.
+    """
     noted = {**(table.schema.metadata or {}), FAILURES: json.dumps(failures).encode()}
-    with replacing(file) as draft:
+    draft = file.with_name(f".{file.name}.{uuid.uuid4().hex}{DRAFT}")
+    try:
         pq = pyarrow_parquet()
         pq.write_table(table.replace_schema_metadata(noted), draft, **squeezed())
+        move_into_place(draft, file)
+    finally:
+        draft.unlink(missing_ok=True)

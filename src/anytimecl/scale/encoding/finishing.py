@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from anytimecl.errors import AnytimeError, StoreError
 from anytimecl.files import replacing
-from anytimecl.memory.exporting import ABOUT, FORMAT, VERSION, pyarrow_parquet, squeezed
-from anytimecl.scale.encoding.blocks import FAILURES
+from anytimecl.memory.exporting import ABOUT, FORMAT, VERSION, pyarrow_parquet
+from anytimecl.scale.encoding.blocks import DRAFT, FAILURES, put
 from anytimecl.scale.encoding.job import DATA, EncodingJob
 
 
@@ -45,15 +45,14 @@ def finish(job: EncodingJob) -> Summary:
         failures += told
         number += kept.num_rows
         if not kept.equals(table):
-            noted = {**table.schema.metadata, FAILURES: json.dumps(told).encode()}
-            with replacing(file) as draft:
-                kept = kept.replace_schema_metadata(noted)
-                pyarrow_parquet().write_table(kept, draft, **squeezed())
+            put(file, kept, told)
         if kept.num_rows:
             shards[f"{DATA}/{file.name}"] = kept.num_rows
     if not number:
         raise AnytimeError(f"No image of {job.source} could be used: {failures[0]}")
     _describe(job, number, shards)
+    for left in (job.folder / DATA).glob(f".*{DRAFT}"):  # by whoever was killed
+        left.unlink(missing_ok=True)
     listed = sum(place.images for place in job.places())
     return Summary(number, listed - number - len(failures), failures)
 

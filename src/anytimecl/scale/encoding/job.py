@@ -112,13 +112,21 @@ def begun(wanted: EncodingJob) -> EncodingJob:
     folder = wanted.folder
     if (folder / JOB).exists():
         return _agreed(load(folder), wanted)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not _is_beginning(folder):
         raise StoreError(f"{folder} holds something else: choose a new folder.")
     (folder / DATA).mkdir(parents=True, exist_ok=True)
     _write_plan(wanted)
     with replacing(folder / JOB) as draft:
         draft.write_text(json.dumps(wanted.to_json(), indent=1), encoding="utf-8")
     return wanted
+
+
+def _is_beginning(folder: Path) -> bool:
+    """Whether there is nothing yet but what was left when the listing was cut short."""
+    own = {DATA, PLAN, f".{PLAN}.part", f".{JOB}.part"}
+    if not folder.is_dir() or any(inside.name not in own for inside in folder.iterdir()):
+        return False
+    return not (folder / DATA).exists() or not any((folder / DATA).iterdir())
 
 
 def load(folder: Path) -> EncodingJob:

@@ -299,8 +299,11 @@ def _bounded(fs: Any, name: str) -> bytes:
         if (size := fs.size(name)) is not None and size > MAX_BYTES:
             raise ImageError(f"{name} has {size:,} bytes, and an image may have {MAX_BYTES:,}.")
         return bytes(fs.cat_file(name))
-    except OSError as error:
+    except (FileNotFoundError, PermissionError) as error:
         raise ImageError(f"{name} cannot be read: {error}") from error
+    except OSError as error:  # of the store, which says nothing of the image
+        told = "What is done is kept: the same command goes on when it can be."
+        raise AnytimeError(f"{name} cannot be read now: {error}. {told}") from error
 
 
 def _read(read: Any) -> bytes | ImageError:
