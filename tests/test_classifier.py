@@ -1054,6 +1054,26 @@ def test_closed_and_opened_it_goes_on_exactly(tmp_path: Path) -> None:
     assert classifier.predict(picture(0), LABELS).label in LABELS  # weights need no file
 
 
+def test_a_program_that_changes_its_folder_keeps_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint in another folder of that name would be another memory's."""
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with opened(Path("memory"), settings=settings()) as classifier:
+        classifier.learn_many(lessons(3))
+        monkeypatch.chdir(tmp_path / "there")
+        with opened(Path("memory"), settings=settings()) as other:
+            other.learn_one(*lesson(9))
+        backup(classifier.memory, Path("copy"))
+    with opened(Path("memory")) as other:
+        assert len(other) == 1
+    assert len(list((tmp_path / "here/memory/checkpoint").iterdir())) > 0
+    with opened(Path("copy")) as copy:
+        assert len(copy) == 3
+
+
 def test_without_its_checkpoint_a_memory_is_learned_again(tmp_path: Path) -> None:
     with opened(tmp_path, settings=settings()) as classifier:
         classifier.learn_many(lessons(12))

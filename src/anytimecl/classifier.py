@@ -178,7 +178,7 @@ class AnytimeClassifier(Learning, Closing):
         TypeError
             The store has no such option.
         """
-        place = None if folder is None else Path(folder)
+        place = None if folder is None else Path(folder).absolute()  # also after an os.chdir
         chosen_store = store_of(store, place, options)
         stored = stored_in(chosen_store, place)
         backbone = model_of(stored, model, device).with_labels()

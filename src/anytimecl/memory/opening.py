@@ -52,7 +52,7 @@ def open_memory(
     ...     memory.meta["codec"], memory.example(id).label
     ('none', 'cat')
     """
-    folder = Path(folder)
+    folder = Path(folder).absolute()  # wherever the program goes, this is the memory it opened
     path = folder / FILE
     if read_only:
         return _open_read_only(_kind, path, cache_bytes)
