@@ -311,8 +311,7 @@ class _Newcomer:
                 self._trainer.move(self._example, self._label, self._image, self.learned)
                 self._trainer.event = self._number
                 return
-            with one_thread():  # sums over many examples
-                self._model.advance(self._example)
+            self._model.advance(self._example)
             yield
             self._model.learned(
                 self._evidence, tuned=self.learned.tuned, original=self.learned.original
