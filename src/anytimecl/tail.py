@@ -96,8 +96,15 @@ def pick(examples: Tensor | TailInput, chosen: Tensor) -> Tensor | TailInput:
 
 
 def first(examples: Tensor | TailInput) -> Tensor | TailInput:
-    """The first of a batch, as a batch."""
-    return examples[:1] if isinstance(examples, Tensor) else examples.pick(slice(1))
+    """The first of a batch, to the bit as it is by itself: without parts that only others have."""
+    if isinstance(examples, Tensor):
+        return examples[:1]
+    one = examples.pick(slice(1))
+    parts, shares = one.tokens
+    if shares is None:
+        return one
+    own = int(shares.any(1).nonzero()[-1, 1]) + 1
+    return TailInput(one.cls, Tokens(parts[:, :own], shares[..., :own].clone()))
 
 
 def embed(params: Params, spec: TailSpec, tokens: Tensor | TailInput) -> Tensor:

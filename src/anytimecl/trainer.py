@@ -25,7 +25,7 @@ from anytimecl.model import Evidence, Model
 from anytimecl.sampling import SAMPLERS, ClassBalanced, Examples, Uniform
 from anytimecl.settings import Settings
 from anytimecl.step import Batch
-from anytimecl.tail import images_of
+from anytimecl.tail import TailInput, first
 from anytimecl.threads import one_thread
 
 OFFLINE_CHUNK = 256  # examples of an offline batch in RAM at once
@@ -131,7 +131,7 @@ class Trainer:
             stored = [Stored(example, record, candidates)]
             stored += [each for each in others if each.id != example]
             batch = self._batch(stored, dict(drawn) | {example: label})
-            newcomer = _Newcomer(self, example, label, self.image(record), batch, number)
+            newcomer = _Newcomer(self, example, label, batch, number)
             self.learner.take(newcomer)
         except BaseException:
             if not isinstance(self.sampler, ClassBalanced | Uniform):
@@ -210,8 +210,11 @@ class Trainer:
     @torch.no_grad()
     def image(self, record: bytes) -> Tensor:
         """As the original model sees it, [dim]: by itself, so that it always comes out the same."""
-        tokens = self.codec.decode([record], self.learner.other.device)
-        return images_of(self.backbone.tail, self.backbone.spec.tail, tokens)[0].float().cpu()
+        return self.first_image(self.codec.decode([record], self.learner.other.device))
+
+    def first_image(self, examples: Tensor | TailInput) -> Tensor:
+        """The same, of the first of a batch: its record need not be decoded again."""
+        return self.learner.original_images(first(examples))[0].float().cpu()
 
     def images(
         self, examples: Sequence[int], progress: Progress | None = None
@@ -269,16 +272,16 @@ class _Newcomer:
         trainer: Trainer,
         example: int,
         label: str,
-        image: Tensor,
         batch: Batch,
         number: int | None = None,  # of the event that corrects its label
     ) -> None:
         self._trainer, self._model = trainer, trainer.model
         self._number = number
         self._example, self._label = example, label
-        self._image, self._batch = image, batch  # the image as the original model sees it, [dim]
+        self._batch = batch
+        self._image = trainer.first_image(batch.tokens)  # as the original model sees it, [dim]
         # A number a label: a GPU would take longer to be told than a CPU to do it.
-        self._original = trainer.learner.named_by_original(image, batch.vectors.cpu())
+        self._original = trainer.learner.named_by_original(self._image, batch.vectors.cpu())
         if trainer.learner.optimiser.steps == 0:
             trainer.learner.begin(float(self._original[batch.target[0]]))
         self._other = trainer.learner.other_logit
