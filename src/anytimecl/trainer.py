@@ -25,7 +25,7 @@ from anytimecl.model import Evidence, Model
 from anytimecl.sampling import SAMPLERS, ClassBalanced, Examples, Uniform
 from anytimecl.settings import Settings
 from anytimecl.step import Batch
-from anytimecl.tail import TailInput, first
+from anytimecl.tail import TailInput, first, images_of
 from anytimecl.threads import one_thread
 
 OFFLINE_CHUNK = 256  # examples of an offline batch in RAM at once
@@ -214,7 +214,8 @@ class Trainer:
 
     def first_image(self, examples: Tensor | TailInput) -> Tensor:
         """The same, of the first of a batch: its record need not be decoded again."""
-        return self.learner.original_images(first(examples))[0].float().cpu()
+        tail, spec = self.backbone.tail, self.backbone.spec.tail
+        return images_of(tail, spec, first(examples))[0].float().cpu()
 
     def images(
         self, examples: Sequence[int], progress: Progress | None = None
