@@ -172,23 +172,6 @@ class Trainer:
             self.learner.restore(copy.state())
             self.event = event
 
-    def forget(self, examples: Sequence[int], images: Mapping[int, Tensor] | None = None) -> None:
-        """Examples are gone; a label that has none left was never seen.
-
-        `images` are those of them that could still be read. Without its image an example leaves
-        the statistics only when all are counted again (`recount`), which `replay` does at its end.
-        """
-        if not examples:
-            return
-        with self.lock.writing():
-            self.learner.let_go(examples)
-            for example in self.examples.known(examples):  # not those gone before
-                label, image = self.label_of(example), (images or {}).get(example)
-                self._miscounted |= image is None
-                self.model.remove(example, label, image)
-                if self.examples.remove(example):
-                    self.model.retire(label)
-
     def move(
         self, example: int, label: str, image: Tensor | None, learned: Learned | None = None
     ) -> None:
@@ -216,19 +199,6 @@ class Trainer:
         """The same, of the first of a batch: its record need not be decoded again."""
         tail, spec = self.backbone.tail, self.backbone.spec.tail
         return images_of(tail, spec, first(examples))[0].float().cpu()
-
-    def images(
-        self, examples: Sequence[int], progress: Progress | None = None
-    ) -> tuple[list[int], Tensor]:
-        """Of these, every one that can be read, as the original model sees it: [example, dim]."""
-        found, images = [], [torch.empty(0, self.backbone.spec.dim)]
-        for start in range(0, len(examples), OFFLINE_CHUNK):
-            for each in self.memory.stored(examples[start : start + OFFLINE_CHUNK]):
-                images.append(self.image(each.record).unsqueeze(0))
-                found.append(each.id)
-            if progress is not None:
-                progress(min(start + OFFLINE_CHUNK, len(examples)), len(examples))
-        return found, torch.cat(images)
 
     def _batch(self, stored: Sequence[Stored], label_of: Mapping[int, str]) -> Batch:
         """Records with their labels and candidate sets; without a set, every label seen."""
