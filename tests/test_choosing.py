@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from anytimecl.choosing import (
     LIKELY,
+    Supposed,
     believed,
     expected_change,
     explained,
@@ -36,11 +37,11 @@ def taught(more: tuple[int, torch.Tensor] | None = None) -> GaussianExpert:
 def test_a_label_with_another_image_is_as_if_that_had_been_learned() -> None:
     images, others = drawn(5, 1), drawn(4, 2)
     for row in range(LABELS):
-        found = taught().supposing(images, others).scores(row)
+        found = Supposed.of(taught(), images, others).scores(row)
         for place, other in enumerate(others):
             slow = taught((row, other)).scores(images, [row])[:, 0]
             torch.testing.assert_close(found[:, place], slow, rtol=1e-4, atol=1e-4)
-    new = taught().supposing(images, others).scores(-1)
+    new = Supposed.of(taught(), images, others).scores(-1)
     slow = taught((LABELS, others[0])).scores(images, [LABELS])[:, 0]
     torch.testing.assert_close(new[:, 0], slow, rtol=1e-4, atol=1e-4)
 

@@ -39,7 +39,7 @@ from anytimecl.memory import RamMemory, StoreWarning
 from anytimecl.sampling import SAMPLERS, ClassBalanced
 from anytimecl.settings import Settings
 from anytimecl.step import Batch, Update
-from anytimecl.tail import embed
+from anytimecl.tail import embed, images_of
 
 
 def alone(label: str) -> Tensor:
@@ -381,6 +381,29 @@ def test_what_a_cap_evicts_is_never_drawn_again() -> None:
     assert_consistent(trainer)
     drawn = {i for n in range(99) for i in trainer.sampler.draw(5, Random(n))}
     assert drawn == {example for example, _ in classifier.memory.ids()}
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+@pytest.mark.parametrize("codec", ["attention-pca", "tokens-fp32", "image"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_image_learned_beside_others_is_that_of_its_record_alone(
+    kind: str, codec: str, threads: int
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        backbone = model(kind, blocks=int(kind == "clip"))
+        classifier = taught(range(12), model=backbone, settings=settings(codec=codec))
+        trainer = classifier._trainer
+        for seen in trainer.model.evidence:
+            [stored] = trainer.memory.stored([seen.example])
+            decoded = trainer.codec.decode([stored.record])
+            with torch.no_grad():
+                alone = images_of(backbone.tail, backbone.spec.tail, decoded)[0]
+            assert torch.equal(seen.original, alone)
+            assert torch.equal(seen.original, trainer.image(stored.record))
+    finally:
+        torch.set_num_threads(before)
 
 
 # Repeating

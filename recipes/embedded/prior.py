@@ -15,8 +15,8 @@ from pathlib import Path
 from rich.progress import Progress
 
 from anytimecl.backbone import embedded, load
-from anytimecl.experts.measuring import measure_prior
 from anytimecl.images import iter_images
+from anytimecl.measuring import measure_prior
 
 
 def main() -> None:

@@ -26,11 +26,48 @@ import torch
 from torch import Tensor
 
 from anytimecl.experts import GaussianExpert
+from anytimecl.experts.gaussian import Space
+from anytimecl.experts.statistics import FIXED, Statistics
 from anytimecl.pool import START
 
 SHORT = 300  # images in doubt, whose answers are thought through
 LIKELY = 0.03  # probability from which an answer is thought through
 SURE = 1 - 1e-6  # the highest probability that is told from 1
+
+
+class Supposed(NamedTuple):
+    """Images, and others that labels might have as well; whitened once for all labels."""
+
+    now: Statistics
+    space: Space
+    images: Tensor  # [image, dim]
+    unknown: Tensor  # [image]
+    others: Tensor  # [other, dim]
+
+    @classmethod
+    def of(cls, expert: GaussianExpert, images: Tensor, others: Tensor) -> Supposed:
+        """What the expert would say of the images, had a label one of the others too."""
+        whitened, unknown = expert.whitened(images)
+        return cls(expert.now, expert.space, whitened, unknown, expert.whitened(others)[0])
+
+    def scores(self, row: int, who: Tensor | None = None) -> Tensor:
+        """[image, other]: of a label, with one of the others in it.
+
+        Row -1 is a label never seen; `who` are places among the others, all unless given.
+        """
+        space, now = self.space, self.now
+        count = float(now.counts[row]) if row >= 0 else 0.0
+        total = self.others if who is None else self.others[who]
+        if row >= 0:
+            learned = (now.sums[row].double() / FIXED).float() @ space.whiten
+            total = total + (learned - count * space.centre)
+        mean, variance = space.predictive(
+            torch.tensor([count + 1]), total / (count + 1) + space.centre
+        )
+        pull = mean / variance
+        offset = (pull * mean).sum(1) + variance.log().sum() - (1 + space.ratio).log().sum()
+        distance = self.images.square() @ (1 / variance).T - 2 * self.images @ pull.T + offset
+        return -0.5 * distance - self.unknown.unsqueeze(1)
 
 
 class Beliefs(NamedTuple):
@@ -94,7 +131,7 @@ def explained(expert: GaussianExpert, asked: Tensor, others: Tensor) -> Tensor:
     """How much likelier the others become in all, had an image [asked] a label of its own."""
     known = expert.scores(others, range(expert.now.rows))
     known = torch.cat([known, known.new_zeros(len(others), 1)], 1).amax(1, keepdim=True)
-    return (expert.supposing(others, asked).scores(-1) - known).clamp_min(0).sum(0)
+    return (Supposed.of(expert, others, asked).scores(-1) - known).clamp_min(0).sum(0)
 
 
 def expected_change(
@@ -106,7 +143,7 @@ def expected_change(
     """The square by which an answer [asked] changes probabilities of the others, in expectation."""
     total = torch.zeros(len(asked.images))
     chances, before = asked.scores.exp(), others.scores.exp()
-    supposed = expert.supposing(others.images, asked.images)
+    supposed = Supposed.of(expert, others.images, asked.images)
     for column, row in enumerate(rows):
         who = (chances[:, column] > LIKELY).nonzero().flatten()
         if not len(who):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Self
@@ -15,22 +14,14 @@ from anytimecl.backbone import Backbone
 from anytimecl.blend import Opinions, weights
 from anytimecl.checkpointer import CHECKPOINT, Checkpointer
 from anytimecl.closing import Closing
-from anytimecl.codec import ImageBytes, default_codec, make_codec
+from anytimecl.codec import ImageBytes, make_codec
 from anytimecl.errors import StoreError
 from anytimecl.learning import Learning
 from anytimecl.lock import TurnLock
 from anytimecl.memory import Store, backup
 from anytimecl.memory.contract import Progress
 from anytimecl.memory.database import FILE as MEMORY_FILE
-from anytimecl.opening import (
-    PRIOR,
-    check_same_model,
-    model_of,
-    open_store,
-    store_of,
-    stored_in,
-    with_own_prior,
-)
+from anytimecl.opening import PRIOR, opened, store_of
 from anytimecl.predicting import AskedLabels
 from anytimecl.registry import Choice
 from anytimecl.review import Vectors
@@ -135,17 +126,13 @@ class AnytimeClassifier(Learning, Closing):
     ) -> Self:
         """Create the memory in `folder`, or resume it; without a folder it lives in RAM.
 
-        Without a `model` it is the memory's own, with its tail; "embedded" for a new memory.
-        `progress` is told how far the journal is repeated, where there is no checkpoint of it all.
-        Other `options` go to the memory: `durability`, `cache_bytes`, `cap`, `thumbnails`.
-
         Parameters
         ----------
         folder
             Of the memory; None for one in RAM.
         model
-            A name, with options or not, a folder or a loaded model; the memory's own, or "embedded"
-            for a new one.
+            A name, with options or not, a folder or a loaded model; unless given, the memory's own,
+            with its tail, or "embedded" for a new one.
         settings
             Of a new memory; the blend and the precision of any.
         store
@@ -156,7 +143,7 @@ class AnytimeClassifier(Learning, Closing):
         read_only
             Do not learn, and leave the memory to its owner.
         progress
-            Called with the examples repeated and those to repeat.
+            Called with the examples repeated and those to repeat, where no checkpoint has them all.
         **options
             Of the memory: `durability`, `cache_bytes`, `cap`, `thumbnails`.
 
@@ -179,27 +166,9 @@ class AnytimeClassifier(Learning, Closing):
             The store has no such option.
         """
         place = None if folder is None else Path(folder).absolute()  # also after an os.chdir
-        chosen_store = store_of(store, place, options)
-        stored = stored_in(chosen_store, place)
-        backbone = model_of(stored, model, device).with_labels()
-        chosen = settings or Settings(codec=default_codec(backbone.spec))
-        meta = {
-            "settings": chosen.to_json(),
-            "spec": json.dumps(backbone.spec.to_dict()),
-            "fingerprint": backbone.spec.fingerprint,
-        }
-        if backbone.options:
-            meta["model"] = json.dumps(dict(backbone.options))
-        if stored is None:
-            # Before the memory is made: what it is made with, it keeps.
-            make_codec(chosen.codec, backbone.spec, backbone.tail)
-        create = None if read_only else meta
-        memory = open_store(chosen_store, place, create, read_only=read_only)
+        named = store_of(store, place, options)
+        backbone, memory, agreed = opened(place, named, model, settings, device, read_only)
         try:
-            check_same_model(memory, backbone, folder or "RAM")
-            agreed = Settings.from_json(memory.meta["settings"], settings).agreed(settings)
-            if place is not None:
-                backbone = with_own_prior(backbone, place, read_only=read_only)
             return cls(backbone, memory, agreed, place, progress)
         except BaseException:
             memory.close()

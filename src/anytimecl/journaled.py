@@ -18,7 +18,7 @@ from anytimecl.checkpoint import Checkpoint
 from anytimecl.errors import CheckpointError
 from anytimecl.memory.acts import MERGE, RENAME, WITHDRAW, Act, LabelHistory
 from anytimecl.memory.contract import Progress
-from anytimecl.trainer import Learned, Trainer
+from anytimecl.trainer import OFFLINE_CHUNK, Learned, Trainer
 
 
 class JournaledTrainer(Trainer):
@@ -138,6 +138,23 @@ class JournaledTrainer(Trainer):
         self.event = act.number
         return learned
 
+    def forget(self, examples: Sequence[int], images: Mapping[int, Tensor] | None = None) -> None:
+        """Examples are gone; a label that has none left was never seen.
+
+        `images` are those of them that could still be read. Without its image an example leaves
+        the statistics only when all are counted again (`recount`), which `replay` does at its end.
+        """
+        if not examples:
+            return
+        with self.lock.writing():
+            self.learner.let_go(examples)
+            for example in self.examples.known(examples):  # not those gone before
+                label, image = self.label_of(example), (images or {}).get(example)
+                self._miscounted |= image is None
+                self.model.remove(example, label, image)
+                if self.examples.remove(example):
+                    self.model.retire(label)
+
     def _teach_again(self, copies: Sequence[int], label: str, number: int) -> Learned | None:
         learned = None
         try:
@@ -171,6 +188,19 @@ class JournaledTrainer(Trainer):
         with self.lock.writing():
             self.model.count(found, [self.label_of(example) for example in found], images)
         self._miscounted = False
+
+    def images(
+        self, examples: Sequence[int], progress: Progress | None = None
+    ) -> tuple[list[int], Tensor]:
+        """Of these, every one that can be read, as the original model sees it: [example, dim]."""
+        found, images = [], [torch.empty(0, self.backbone.spec.dim)]
+        for start in range(0, len(examples), OFFLINE_CHUNK):
+            for each in self.memory.stored(examples[start : start + OFFLINE_CHUNK]):
+                images.append(self.image(each.record).unsqueeze(0))
+                found.append(each.id)
+            if progress is not None:
+                progress(min(start + OFFLINE_CHUNK, len(examples)), len(examples))
+        return found, torch.cat(images)
 
     def _repeat(self, example: int, past: LabelHistory) -> None:
         for each in self.memory.stored([example]):  # none, if it was forgotten since

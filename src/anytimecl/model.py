@@ -19,12 +19,13 @@ from anytimecl.backbone.spec import Spec
 from anytimecl.blend import BLENDS, Estimates, Opinions, unlearned
 from anytimecl.errors import LabelError
 from anytimecl.experts import GaussianExpert, InstanceExpert, OtherExperts
-from anytimecl.experts.statistics import last_step
+from anytimecl.experts.gaussian import last_step
 from anytimecl.label_table import LabelTable
 from anytimecl.learner import Learner
 from anytimecl.pool import RECENT, Familiar, start_weights, weigh
 from anytimecl.settings import Settings
 from anytimecl.tail import Params, TailInput
+from anytimecl.threads import one_thread
 
 VECTORS = "vectors"  # of the labels, in a checkpoint
 POOLED = ("tuned", "original", "gaussian")
@@ -275,6 +276,7 @@ class Model:
         at = torch.tensor([place[row] for row in target], dtype=torch.long)
         return scores, at, typical[:, seen_rows]
 
+    @one_thread()  # sums over many examples
     def _fit(self, without: Sequence[str] = ()) -> None:
         """What the latest examples say of the pool; no weight for experts left out of it."""
         if not self.evidence:

@@ -13,7 +13,7 @@ from anytimecl.backbone import load as load_backbone
 from anytimecl.backbone.prior import Prior
 from anytimecl.backbone.repository import pinned
 from anytimecl.backbone.spec import differences
-from anytimecl.codec import ImageBytes
+from anytimecl.codec import ImageBytes, default_codec, make_codec
 from anytimecl.errors import PartError, StoreError
 from anytimecl.files import replacing
 from anytimecl.memory import STORES, Store
@@ -23,6 +23,40 @@ from anytimecl.settings import Settings
 
 STORE = "store.json"  # in the folder of a memory that is not of ours
 PRIOR = "prior.safetensors"  # in the folder of a memory
+
+
+def opened(
+    folder: Path | None,
+    store: Named,
+    model: Choice[Backbone] | Path | None,
+    asked: Settings | None,
+    device: str,
+    read_only: bool,
+) -> tuple[Backbone, Store, Settings]:
+    """A memory, made or resumed, with the model that it has and the settings agreed on."""
+    stored = stored_in(store, folder)
+    backbone = model_of(stored, model, device).with_labels()
+    chosen = asked or Settings(codec=default_codec(backbone.spec))
+    meta = {
+        "settings": chosen.to_json(),
+        "spec": json.dumps(backbone.spec.to_dict()),
+        "fingerprint": backbone.spec.fingerprint,
+    }
+    if backbone.options:
+        meta["model"] = json.dumps(dict(backbone.options))
+    if stored is None:
+        # Before the memory is made: what it is made with, it keeps.
+        make_codec(chosen.codec, backbone.spec, backbone.tail)
+    memory = open_store(store, folder, None if read_only else meta, read_only=read_only)
+    try:
+        check_same_model(memory, backbone, folder or "RAM")
+        agreed = Settings.from_json(memory.meta["settings"], asked).agreed(asked)
+        if folder is not None:
+            backbone = with_own_prior(backbone, folder, read_only=read_only)
+    except BaseException:
+        memory.close()
+        raise
+    return backbone, memory, agreed
 
 
 def store_of(store: Choice[Store] | None, folder: Path | None, options: Mapping[str, Any]) -> Named:

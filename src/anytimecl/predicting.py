@@ -145,8 +145,10 @@ class Predicting:
         loaded, many = load_given(images, keep_errors=errors == "return")
         good = [image for image in loaded if not isinstance(image, ImageError)]
         with self._streams.predicting():
-            told = iter(self._answers(self._encode(good), asked, threshold) if good else ())
-        found = [each if isinstance(each, ImageError) else next(told) for each in loaded]
+            found: list[Any] = self._answers(self._encode(good), asked, threshold) if good else []
+        for place, each in enumerate(loaded):
+            if isinstance(each, ImageError):
+                found.insert(place, each)
         return found if many else cast("Prediction", found[0])
 
     def predict_tokens(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from anytimecl.errors import KeyUsedError
-from anytimecl.trainer import Trainer
+from anytimecl.journaled import JournaledTrainer
 
 ALIKE = 0.999  # cosine: another machine may round an image otherwise, and it is the same still
 
 
 def check_same(
-    trainer: Trainer, example: int, key: str, label: str, record: bytes, content: int | None
+    trainer: JournaledTrainer,
+    example: int,
+    key: str,
+    label: str,
+    record: bytes,
+    content: int | None,
 ) -> None:
     """KeyUsedError unless this is the image, under a label that it has or had, of the example."""
     memory = trainer.memory

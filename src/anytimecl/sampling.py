@@ -16,7 +16,11 @@ from anytimecl.registry import Registry
 
 
 class Sampler(Protocol):
-    """Draws ids of stored examples."""
+    """Draws ids of stored examples.
+
+    Unless a subclass says otherwise, a name means nothing to it, and it has no state beside the
+    stored examples.
+    """
 
     def add(self, example: int, label: str) -> None:
         """An example was stored, or has this label now."""
@@ -33,7 +37,7 @@ class Sampler(Protocol):
 
     def state(self) -> dict[str, Any]:
         """What cannot be rebuilt by adding the stored examples again, as plain JSON values."""
-        ...
+        return {}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take back a `state`, after those of its examples that are still stored were added."""
@@ -48,7 +52,7 @@ def _drop(examples: list[int], example: int) -> int:
     return place
 
 
-class ClassBalanced:
+class ClassBalanced(Sampler):
     """Uniformly drawn classes, equally many examples of each: the paper's choice.
 
     >>> sampler = ClassBalanced()
@@ -99,7 +103,7 @@ def _some(examples: list[int], count: int, random: Random) -> list[int]:
     return random.choices(examples, k=count)
 
 
-class Uniform:
+class Uniform(Sampler):
     """Any stored example, equally likely."""
 
     def __init__(self) -> None:
@@ -111,20 +115,11 @@ class Uniform:
     def remove(self, example: int, label: str) -> None:
         _drop(self._examples, example)
 
-    def rename(self, label: str, to: str) -> None:
-        pass
-
     def draw(self, count: int, random: Random) -> list[int]:
         return random.sample(self._examples, min(count, len(self._examples)))
 
-    def state(self) -> dict[str, Any]:
-        return {}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        pass
-
-
-class Fifo:
+class Fifo(Sampler):
     """Round and round, in the order of arrival."""
 
     def __init__(self) -> None:
@@ -142,9 +137,6 @@ class Fifo:
         if self._next == len(self._examples):
             self._next = 0
 
-    def rename(self, label: str, to: str) -> None:
-        pass
-
     def draw(self, count: int, random: Random) -> list[int]:
         size = len(self._examples)
         drawn = [self._examples[(self._next + i) % size] for i in range(min(count, size))]
@@ -159,7 +151,7 @@ class Fifo:
         self._next = place if place < len(self._examples) else 0
 
 
-class FrequencyWeighted:
+class FrequencyWeighted(Sampler):
     """Examples seldom drawn are likelier: the weight is `max(xi ** times_drawn, least)`.
 
     The batch that it came in counts: a newcomer's weight is `xi`. Weights take few values, so
@@ -179,9 +171,6 @@ class FrequencyWeighted:
 
     def remove(self, example: int, label: str) -> None:
         self._take(example)
-
-    def rename(self, label: str, to: str) -> None:
-        pass
 
     def draw(self, count: int, random: Random) -> list[int]:
         if count >= len(self._place):

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anytimecl.backbone.spec import TailSpec
-from anytimecl.backbone.trunk import activate, block, turned
+from anytimecl.backbone.trunk import after_attention, block, mlp, norm, turned
 
 Params = Mapping[str, Tensor]
 CENTRES = 2  # compressed: the class token, and what the patches have in common
@@ -96,8 +96,15 @@ def pick(examples: Tensor | TailInput, chosen: Tensor) -> Tensor | TailInput:
 
 
 def first(examples: Tensor | TailInput) -> Tensor | TailInput:
-    """The first of a batch, as a batch."""
-    return examples[:1] if isinstance(examples, Tensor) else examples.pick(slice(1))
+    """The first of a batch, to the bit as it is by itself: without parts that only others have."""
+    if isinstance(examples, Tensor):
+        return examples[:1]
+    one = examples.pick(slice(1))
+    parts, shares = one.tokens
+    if shares is None:
+        return one
+    own = int(shares.any(1).nonzero()[-1, 1]) + 1
+    return TailInput(one.cls, Tokens(parts[:, :own], shares[..., :own].clone()))
 
 
 def embed(params: Params, spec: TailSpec, tokens: Tensor | TailInput) -> Tensor:
@@ -112,7 +119,7 @@ def embed(params: Params, spec: TailSpec, tokens: Tensor | TailInput) -> Tensor:
         own = placed_query_block(params, spec, tokens)
     else:
         own = single_query_block(params, spec, tail_input(params, spec, tokens))
-    features = _norm(params, "post_layernorm", own, spec.norm_eps)
+    features = norm(params, "post_layernorm", own, spec.norm_eps)
     projection = params.get("visual_projection.weight")
     return features if projection is None else features @ projection.T
 
@@ -131,15 +138,10 @@ def tail_input(params: Params, spec: TailSpec, tokens: Tensor | TailInput) -> Ta
     """As the last block, or the pooling head, sees what enters it."""
     if isinstance(tokens, TailInput):
         return tokens
-    return look_pooled(params, spec, tokens) if spec.pool == "map" else look(tokens, spec.norm_eps)
-
-
-def look_pooled(params: Params, spec: TailSpec, tokens: Tensor) -> TailInput:
-    """Tokens [batch, token, width] as a pooling head sees them: there is no class token.
-
-    The norm before it never changes, so all of it belongs to the image.
-    """
-    normed = _norm(params, "post_layernorm", tokens, spec.norm_eps)
+    if spec.pool != "map":
+        return look(tokens, spec.norm_eps)
+    # A head has no class token, and the norm before it never changes: it belongs to the image.
+    normed = norm(params, "post_layernorm", tokens, spec.norm_eps)
     return TailInput(normed[:, 0, :0], Tokens(normed))
 
 
@@ -160,7 +162,7 @@ def single_query_block(params: Params, spec: TailSpec, seen: TailInput) -> Tenso
     own = seen.tokens.parts[:, 0]
     query = _linear(params, at + "self_attn.q_proj", own * gain + shift)
     attended = _attend(params, at + "self_attn.", spec.heads, query, seen.tokens, (gain, shift))
-    return _residual(params, spec, at, seen.cls, attended)
+    return after_attention(params, spec, at, seen.cls, attended)
 
 
 def placed_query_block(params: Params, spec: TailSpec, tokens: Tensor) -> Tensor:
@@ -171,7 +173,7 @@ def placed_query_block(params: Params, spec: TailSpec, tokens: Tensor) -> Tensor
     """
     assert spec.rotary is not None
     at = f"layers.{spec.last}."
-    normed = _norm(params, at + "layer_norm1", tokens, spec.norm_eps)
+    normed = norm(params, at + "layer_norm1", tokens, spec.norm_eps)
     query = _linear(params, at + "self_attn.q_proj", normed[:, 0])
     weight, bias = (params.get(f"{at}self_attn.k_proj.{part}") for part in ("weight", "bias"))
     assert weight is not None
@@ -181,13 +183,7 @@ def placed_query_block(params: Params, spec: TailSpec, tokens: Tensor) -> Tensor
     scores = query @ turned(keys, spec.rotary).mT  # [batch, head, 1, token]
     mixed = scores.squeeze(2).softmax(-1) @ normed  # [batch, head, width]
     attended = _values(params, at + "self_attn.", spec.heads, mixed)
-    return _residual(params, spec, at, tokens[:, 0], attended)
-
-
-def _residual(params: Params, spec: TailSpec, at: str, own: Tensor, attended: Tensor) -> Tensor:
-    """The rest of a block for the class token [batch, width], after its attention."""
-    x = own + _layer_scale(params, at + "layer_scale1", attended)
-    return x + _layer_scale(params, at + "layer_scale2", _mlp(params, spec, at, x))
+    return after_attention(params, spec, at, tokens[:, 0], attended)
 
 
 def attention_pool(params: Params, spec: TailSpec, tokens: Tokens) -> Tensor:
@@ -195,7 +191,7 @@ def attention_pool(params: Params, spec: TailSpec, tokens: Tokens) -> Tensor:
     query = _linear(params, "head.attention.q_proj", params["head.probe"])
     query = query.expand(len(tokens.parts), -1)
     x = _attend(params, "head.attention.", spec.heads, query, tokens)
-    return x + _mlp_of(params, spec, "head.mlp.", _norm(params, "head.layernorm", x, spec.norm_eps))
+    return x + mlp(params, spec, "head.mlp.", norm(params, "head.layernorm", x, spec.norm_eps))
 
 
 def _attend(
@@ -233,22 +229,5 @@ def _values(params: Params, at: str, heads: int, mixed: Tensor) -> Tensor:
     return _linear(params, at + "out_proj", values)
 
 
-def _mlp(params: Params, spec: TailSpec, at: str, x: Tensor) -> Tensor:
-    return _mlp_of(params, spec, at + "mlp.", _norm(params, at + "layer_norm2", x, spec.norm_eps))
-
-
-def _mlp_of(params: Params, spec: TailSpec, at: str, x: Tensor) -> Tensor:
-    return _linear(params, at + "fc2", activate(spec, _linear(params, at + "fc1", x)))
-
-
-def _norm(params: Params, name: str, x: Tensor, eps: float) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], params[name + ".weight"], params[name + ".bias"], eps)
-
-
 def _linear(params: Params, name: str, x: Tensor) -> Tensor:
     return F.linear(x, params[name + ".weight"], params[name + ".bias"])
-
-
-def _layer_scale(params: Params, name: str, x: Tensor) -> Tensor:
-    scale = params.get(name + ".lambda1")
-    return x if scale is None else x * scale

@@ -29,7 +29,7 @@ from anytimecl.experts import Expert
 from anytimecl.memory import Row, Store
 from anytimecl.sampling import Sampler
 from anytimecl.settings import Settings
-from anytimecl.tail import TailInput, embed, images_of
+from anytimecl.tail import TailInput, embed, first, images_of
 
 __all__ = [
     "check_backbone",
@@ -82,6 +82,11 @@ def check_codec(codec: Codec, spec: Spec, tail: Mapping[str, Tensor]) -> None:
     _must(
         torch.allclose(together, alone, rtol=1e-4, atol=1e-4), "a batch is its images, one by one"
     )
+    with torch.no_grad():
+        one, beside = (
+            embed(tail, spec.tail, first(codec.decode(some))) for some in (records[:1], records)
+        )
+    _must(torch.equal(one, beside), "a record says to the bit what it says beside others")
     _must(len(seen([])) == 0, "decode takes an empty list")
     damaged = bytearray(records[0])
     damaged[len(damaged) // 2] ^= 16

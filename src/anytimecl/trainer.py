@@ -25,7 +25,7 @@ from anytimecl.model import Evidence, Model
 from anytimecl.sampling import SAMPLERS, ClassBalanced, Examples, Uniform
 from anytimecl.settings import Settings
 from anytimecl.step import Batch
-from anytimecl.tail import images_of
+from anytimecl.tail import TailInput, first, images_of
 from anytimecl.threads import one_thread
 
 OFFLINE_CHUNK = 256  # examples of an offline batch in RAM at once
@@ -131,7 +131,7 @@ class Trainer:
             stored = [Stored(example, record, candidates)]
             stored += [each for each in others if each.id != example]
             batch = self._batch(stored, dict(drawn) | {example: label})
-            newcomer = _Newcomer(self, example, label, self.image(record), batch, number)
+            newcomer = _Newcomer(self, example, label, batch, number)
             self.learner.take(newcomer)
         except BaseException:
             if not isinstance(self.sampler, ClassBalanced | Uniform):
@@ -172,23 +172,6 @@ class Trainer:
             self.learner.restore(copy.state())
             self.event = event
 
-    def forget(self, examples: Sequence[int], images: Mapping[int, Tensor] | None = None) -> None:
-        """Examples are gone; a label that has none left was never seen.
-
-        `images` are those of them that could still be read. Without its image an example leaves
-        the statistics only when all are counted again (`recount`), which `replay` does at its end.
-        """
-        if not examples:
-            return
-        with self.lock.writing():
-            self.learner.let_go(examples)
-            for example in self.examples.known(examples):  # not those gone before
-                label, image = self.label_of(example), (images or {}).get(example)
-                self._miscounted |= image is None
-                self.model.remove(example, label, image)
-                if self.examples.remove(example):
-                    self.model.retire(label)
-
     def move(
         self, example: int, label: str, image: Tensor | None, learned: Learned | None = None
     ) -> None:
@@ -210,21 +193,12 @@ class Trainer:
     @torch.no_grad()
     def image(self, record: bytes) -> Tensor:
         """As the original model sees it, [dim]: by itself, so that it always comes out the same."""
-        tokens = self.codec.decode([record], self.learner.other.device)
-        return images_of(self.backbone.tail, self.backbone.spec.tail, tokens)[0].float().cpu()
+        return self.first_image(self.codec.decode([record], self.learner.other.device))
 
-    def images(
-        self, examples: Sequence[int], progress: Progress | None = None
-    ) -> tuple[list[int], Tensor]:
-        """Of these, every one that can be read, as the original model sees it: [example, dim]."""
-        found, images = [], [torch.empty(0, self.backbone.spec.dim)]
-        for start in range(0, len(examples), OFFLINE_CHUNK):
-            for each in self.memory.stored(examples[start : start + OFFLINE_CHUNK]):
-                images.append(self.image(each.record).unsqueeze(0))
-                found.append(each.id)
-            if progress is not None:
-                progress(min(start + OFFLINE_CHUNK, len(examples)), len(examples))
-        return found, torch.cat(images)
+    def first_image(self, examples: Tensor | TailInput) -> Tensor:
+        """The same, of the first of a batch: its record need not be decoded again."""
+        tail, spec = self.backbone.tail, self.backbone.spec.tail
+        return images_of(tail, spec, first(examples))[0].float().cpu()
 
     def _batch(self, stored: Sequence[Stored], label_of: Mapping[int, str]) -> Batch:
         """Records with their labels and candidate sets; without a set, every label seen."""
@@ -269,16 +243,16 @@ class _Newcomer:
         trainer: Trainer,
         example: int,
         label: str,
-        image: Tensor,
         batch: Batch,
         number: int | None = None,  # of the event that corrects its label
     ) -> None:
         self._trainer, self._model = trainer, trainer.model
         self._number = number
         self._example, self._label = example, label
-        self._image, self._batch = image, batch  # the image as the original model sees it, [dim]
+        self._batch = batch
+        self._image = trainer.first_image(batch.tokens)  # as the original model sees it, [dim]
         # A number a label: a GPU would take longer to be told than a CPU to do it.
-        self._original = trainer.learner.named_by_original(image, batch.vectors.cpu())
+        self._original = trainer.learner.named_by_original(self._image, batch.vectors.cpu())
         if trainer.learner.optimiser.steps == 0:
             trainer.learner.begin(float(self._original[batch.target[0]]))
         self._other = trainer.learner.other_logit
@@ -311,8 +285,7 @@ class _Newcomer:
                 self._trainer.move(self._example, self._label, self._image, self.learned)
                 self._trainer.event = self._number
                 return
-            with one_thread():  # sums over many examples
-                self._model.advance(self._example)
+            self._model.advance(self._example)
             yield
             self._model.learned(
                 self._evidence, tuned=self.learned.tuned, original=self.learned.original

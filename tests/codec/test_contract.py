@@ -21,7 +21,7 @@ from torch import Tensor
 from anytimecl.codec import CODECS, DEFAULT, make_codec
 from anytimecl.codec._record import IDS
 from anytimecl.errors import ModelError, StoreError
-from anytimecl.tail import TailInput, embed
+from anytimecl.tail import TailInput, embed, first
 from anytimecl.testing import check_codec
 
 EVERY = {name: codec(name) for name in ON_TOKENS}
@@ -53,6 +53,22 @@ def test_the_registry_names_every_codec() -> None:
 def test_any_finite_tokens_come_back_finite(name: str, tokens: Tensor) -> None:
     decoded = EVERY[name].decode([EVERY[name].encode(tokens)])
     assert all(part.isfinite().all() and part.dtype == torch.float32 for part in parts(decoded))
+
+
+@pytest.mark.parametrize("name", ON_TOKENS)
+@given(one=any_tokens(), others=st.lists(any_tokens(), max_size=3))
+@settings(max_examples=20, deadline=None)
+def test_the_first_of_a_batch_is_what_it_is_by_itself(
+    name: str, one: Tensor, others: list[Tensor]
+) -> None:
+    alone = EVERY[name].decode([EVERY[name].encode(one)])
+    beside = first(EVERY[name].decode([EVERY[name].encode(each) for each in (one, *others)]))
+    for mine, theirs in zip(parts(first(alone)), parts(beside), strict=True):
+        assert torch.equal(mine, theirs)
+    with torch.no_grad():
+        seen = [embed(params(), spec().tail, each) for each in (alone, first(alone), beside)]
+    for again in seen[1:]:
+        torch.testing.assert_close(again, seen[0], rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ON_TOKENS)

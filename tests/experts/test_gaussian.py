@@ -22,8 +22,8 @@ from anytimecl.experts.gaussian import (
     FLOOR,
     STRENGTH,
     GaussianExpert,
+    last_step,
 )
-from anytimecl.experts.statistics import last_step
 
 DIM = 6
 FIXED = 1 << 16
@@ -124,7 +124,7 @@ def test_the_score_of_its_own_images_is_on_average_what_is_expected() -> None:
     """Over images drawn from what is believed of a label."""
     images, prior = some_images(COUNT), some_prior()
     expert = learned(range(1, COUNT + 1), ROWS, images, prior)
-    space = expert._space()
+    space = expert.space
     noise = torch.Generator().manual_seed(3)
     _, expected = expert.judged(images[:1], range(LABELS + 1))
     counts, sums = expert.now.counts.float(), expert.now.sums.double() / FIXED
@@ -149,7 +149,7 @@ def test_it_is_the_same_with_any_number_of_threads() -> None:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             expert = learned(range(1, 41), rows, images, some_prior(512))
-            space, block = expert._space(), expert._block(0)
+            space, block = expert.space, expert._block(0)
             found.append([*space, *block])
     finally:
         torch.set_num_threads(before)

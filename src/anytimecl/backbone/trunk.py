@@ -48,27 +48,44 @@ def block(params: Mapping[str, Tensor], spec: TailSpec, index: int, tokens: Tens
     """One whole block for every token, [batch, token, width] to the same."""
     at = f"layers.{index}."
 
-    def linear(name: str, x: Tensor) -> Tensor:
-        # DINOv3's keys have no bias.
-        return F.linear(x, params[f"{at}{name}.weight"], params.get(f"{at}{name}.bias"))
-
-    def norm(name: str, x: Tensor) -> Tensor:
-        gain, shift = params[f"{at}{name}.weight"], params[f"{at}{name}.bias"]
-        return F.layer_norm(x, x.shape[-1:], gain, shift, spec.norm_eps)
-
     def heads(x: Tensor) -> Tensor:  # [batch, head, token, width of a head]
         return x.view(*x.shape[:2], spec.heads, spec.width // spec.heads).transpose(1, 2)
 
-    x = norm("layer_norm1", tokens)
-    q, k, v = (heads(linear(f"self_attn.{letter}_proj", x)) for letter in "qkv")
+    x = norm(params, at + "layer_norm1", tokens, spec.norm_eps)
+    q, k, v = (heads(_linear(params, f"{at}self_attn.{letter}_proj", x)) for letter in "qkv")
     if spec.rotary is not None:
         q, k = turned(q, spec.rotary), turned(k, spec.rotary)
     x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-    x = linear("self_attn.out_proj", x)
-    tokens = tokens + x * params.get(f"{at}layer_scale1.lambda1", 1.0)
-    x = linear("mlp.fc1", norm("layer_norm2", tokens))
-    x = linear("mlp.fc2", activate(spec, x))
-    return tokens + x * params.get(f"{at}layer_scale2.lambda1", 1.0)
+    return after_attention(params, spec, at, tokens, _linear(params, at + "self_attn.out_proj", x))
+
+
+def after_attention(
+    params: Mapping[str, Tensor], spec: TailSpec, at: str, entered: Tensor, attended: Tensor
+) -> Tensor:
+    """The rest of a block, from what entered it and what attention gave, [..., width] each."""
+    x = entered + _layer_scale(params, at + "layer_scale1", attended)
+    hidden = mlp(params, spec, at + "mlp.", norm(params, at + "layer_norm2", x, spec.norm_eps))
+    return x + _layer_scale(params, at + "layer_scale2", hidden)
+
+
+def mlp(params: Mapping[str, Tensor], spec: TailSpec, at: str, x: Tensor) -> Tensor:
+    """Two layers, [..., width] to the same."""
+    return _linear(params, at + "fc2", activate(spec, _linear(params, at + "fc1", x)))
+
+
+def norm(params: Mapping[str, Tensor], name: str, x: Tensor, eps: float) -> Tensor:
+    """A layer norm, [..., width] to the same."""
+    return F.layer_norm(x, x.shape[-1:], params[name + ".weight"], params[name + ".bias"], eps)
+
+
+def _linear(params: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
+    # DINOv3's keys have no bias.
+    return F.linear(x, params[name + ".weight"], params.get(name + ".bias"))
+
+
+def _layer_scale(params: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
+    scale = params.get(name + ".lambda1")
+    return x if scale is None else x * scale
 
 
 def turned(x: Tensor, rotary: Rotary) -> Tensor:

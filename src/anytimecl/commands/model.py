@@ -168,8 +168,8 @@ def prior(
     from anytimecl import backbone
     from anytimecl.backbone.prior import prior_file
     from anytimecl.backbone.text import cache_folder
-    from anytimecl.experts.measuring import measure_prior
     from anytimecl.images import iter_images
+    from anytimecl.measuring import measure_prior
 
     if backbone.card_of(name).loader == "embedded":
         raise ModelError(f"{name} brings its prior along: there is nothing to measure.")

@@ -29,8 +29,7 @@ from torch import Tensor
 
 from anytimecl.backbone.prior import Prior, isotropic
 from anytimecl.errors import CheckpointError
-from anytimecl.experts._supposed import Supposed
-from anytimecl.experts.statistics import FIXED, Statistics, last_step
+from anytimecl.experts.statistics import FIXED, Statistics
 from anytimecl.threads import one_thread
 
 STRENGTH = 500.0  # examples that the prior's covariance within labels stands for
@@ -148,11 +147,9 @@ class GaussianExpert:
         for _ in range(labels):
             self.enter()
         early = sum(example < last for example in examples)
-        if early:
-            self.add_many(rows[:early], images[:early])
+        self.add_many(rows[:early], images[:early])
         self.advance(last)
-        if early < len(rows):
-            self.add_many(rows[early:], images[early:])
+        self.add_many(rows[early:], images[early:])
         self._follow()
 
     def remove(self, example: int, row: int, image: Tensor) -> None:
@@ -175,6 +172,18 @@ class GaussianExpert:
             part.drop(row)
         self._blocks = {}
 
+    @property
+    def space(self) -> Space:
+        """As it follows from the examples before `step`."""
+        if self._space_of is None:
+            self._space_of = _space(self.settled, self.prior)
+        return self._space_of
+
+    def whitened(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Images [image, dim] in that space, and what a label never seen says of each [image]."""
+        whitened = images @ self.space.whiten - self.space.centre
+        return whitened, self.space.unknown(whitened)
+
     def scores(self, images: Tensor, rows: Sequence[int]) -> Tensor:
         """G: [image, label]."""
         return self.judged(images, rows)[0]
@@ -183,7 +192,7 @@ class GaussianExpert:
         """G [image, label], and what it would be on average for an image of that label [label]."""
         wanted = sorted({row // BLOCK for row in rows if row >= 0})
         found, expected = [images.new_zeros(len(images), 1)], [images.new_zeros(1)]
-        whitened, unknown = self._whitened(images)
+        whitened, unknown = self.whitened(images)
         for number in wanted:
             block = self._block(number)
             found.append(-0.5 * block.distance(whitened) - unknown.unsqueeze(1))
@@ -194,8 +203,8 @@ class GaussianExpert:
 
     def typical(self) -> Tensor:
         """[label], of those that have an example: the score of an image of it, on average."""
-        blocks = [self._block(number).expected for number in range(-(-self.now.rows // BLOCK))]
-        return torch.cat(blocks)[self.now.counts.nonzero().flatten()]
+        expected = torch.cat([block.expected for block in self._every_block()])
+        return expected[self.now.counts.nonzero().flatten()]
 
     def left_out(
         self, images: Tensor, rows: Sequence[int], examples: Sequence[int] | None = None
@@ -216,8 +225,8 @@ class GaussianExpert:
         is said, 0 throughout: what this expert would say of it, to whom the label were new, is
         nothing about how good it is at labels that it knows.
         """
-        own, space = torch.tensor(rows), self._space()
-        whitened, _ = self._whitened(images)
+        own, space = torch.tensor(rows), self.space
+        whitened, _ = self.whitened(images)
         count, total = self.now.counts[own], self.now.sums[own].double() / FIXED
         rest = count - 1
         away = (images - total / count.clamp_min(1).unsqueeze(1)).float() @ space.whiten
@@ -228,7 +237,7 @@ class GaussianExpert:
             share = share * (torch.tensor(examples) < self.step)
         gone = _Gone(away, share.float().unsqueeze(1))
 
-        blocks = [self._block(number) for number in range(-(-self.now.rows // BLOCK))]
+        blocks = self._every_block()
         everyone = torch.cat([gone.distance(whitened, block) for block in blocks], 1)
         expected = torch.cat([block.expected for block in blocks]).repeat(len(own), 1)
         means = ((total - images) / rest.clamp_min(1).unsqueeze(1)).float() @ space.whiten
@@ -246,15 +255,9 @@ class GaussianExpert:
         heard = (rest > 0).unsqueeze(1)
         return scores * heard, expected[:, : self.now.rows] * heard
 
-    def supposing(self, images: Tensor, others: Tensor) -> Supposed:
-        """What would be said of the images, had a label one of the others too."""
-        whitened, unknown = self._whitened(images)
-        return Supposed(self.now, self._space(), whitened, unknown, self._whitened(others)[0])
-
     def answering(self) -> GaussianExpert:
         """As it is now, to be asked and not taught: without the sums, which are most of it."""
-        for number in range(-(-self.now.rows // BLOCK)):
-            self._block(number)
+        self._every_block()
         found = copy.copy(self)
         found._blocks = dict(self._blocks)
         found.now = found.settled = Statistics(0)
@@ -281,35 +284,39 @@ class GaussianExpert:
     def _follow(self) -> None:
         self._space_of, self._blocks = None, {}
 
-    def _whitened(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        space = self._space()
-        whitened = images @ space.whiten - space.centre
-        return whitened, space.unknown(whitened)
-
-    def _space(self) -> Space:
-        if self._space_of is None:
-            with one_thread():  # whoever follows in a step, or opens a memory, finds the same
-                self._space_of = _space(self.settled, self.prior)
-        return self._space_of
+    def _every_block(self) -> list[_Block]:
+        return [self._block(number) for number in range(-(-self.now.rows // BLOCK))]
 
     def _block(self, number: int) -> _Block:
         found = self._blocks.get(number)
         if found is None:
-            with one_thread():
-                found = self._blocks[number] = self._made(number)
+            found = self._blocks[number] = self._made(number)
         return found
 
+    @one_thread()  # whoever asks first, while learning or in an opened memory, finds the same
     def _made(self, number: int) -> _Block:
         rows = slice(number * BLOCK, (number + 1) * BLOCK)
         counts, sums = self.now.counts[rows], self.now.sums[rows]
         spare = BLOCK - len(counts)
         counts, sums = F.pad(counts, (0, spare)), F.pad(sums, (0, 0, 0, spare))
-        space = self._space()
+        space = self.space
         means = sums.double() / (FIXED * counts.clamp_min(1)).unsqueeze(1)
         mean, variance = space.predictive(counts.float(), means.float() @ space.whiten)
         evidence = variance.log().sum(1) - (1 + space.ratio).log().sum()
         offset = (mean.square() / variance).sum(1) + evidence
         return _Block(1 / variance, mean / variance, offset, -0.5 * evidence)
+
+
+def last_step(example: int) -> int:
+    """The last of 8, 16, ... 128, 160, 200, 250, ... that is not behind this example.
+
+    >>> [last_step(n) for n in (7, 8, 100, 128, 159, 160)]
+    [0, 8, 64, 128, 128, 160]
+    """
+    step, found = 8, 0
+    while step <= example:
+        found, step = step, 2 * step if step < 128 else step + step // 4
+    return found
 
 
 def ridge(dim: int, freedom: float) -> float:
@@ -320,6 +327,7 @@ def ridge(dim: int, freedom: float) -> float:
     return dim / freedom
 
 
+@one_thread()
 def _space(known: Statistics, prior: Prior | None) -> Space:
     """From whole numbers, and so the same from the same examples."""
     count, labels = int(known.counts.sum()), int((known.counts > 0).sum())

@@ -53,14 +53,11 @@ class InstanceExpert:
         """Keep an image that had to be taught."""
         self.add_many([example], [row], image.unsqueeze(0))
 
+    @one_thread()
     def add_many(self, examples: Sequence[int], rows: Sequence[int], images: Tensor) -> None:
         """The same for several, in order."""
         if self.prior is None:
             return
-        with one_thread():
-            self._add_many(examples, rows, images)
-
-    def _add_many(self, examples: Sequence[int], rows: Sequence[int], images: Tensor) -> None:
         for start in range(0, len(examples), CHUNK):
             some = slice(start, start + CHUNK)
             before = len(self._images)

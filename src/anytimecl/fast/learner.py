@@ -21,7 +21,7 @@ from anytimecl.settings import LearnerConfig
 from anytimecl.step import Batch, DeviceSteps, Update
 from anytimecl.tail import TailInput, tail_input
 
-_COMPARED = 3  # threads, with which the tests compare one
+ALIKE_UP_TO = 3  # threads: with more, products in bfloat16 were not compared with those of one
 
 
 class FastLearner(Learner):
@@ -49,7 +49,7 @@ class FastLearner(Learner):
 
         Products in bfloat16 are; a GPU's do not ask.
         """
-        few = torch.get_num_threads() <= _COMPARED
+        few = torch.get_num_threads() <= ALIKE_UP_TO
         return super().alike or self.other.is_cuda or (bool(self.copies) and few)
 
     @property

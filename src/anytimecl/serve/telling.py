@@ -51,8 +51,9 @@ class LookedAt:
         with self._lock:
             for image, vector in zip(images, vectors, strict=True):
                 assert isinstance(image, bytes)  # else it has no tokens
-                self._vectors[key_of(image)] = vector.clone()
-                self._vectors.move_to_end(key_of(image))
+                key = key_of(image)
+                self._vectors[key] = vector.clone()
+                self._vectors.move_to_end(key)
             while len(self._vectors) > MOST:
                 self._vectors.popitem(last=False)
 
