@@ -145,7 +145,7 @@ def test_undo_is_whole_or_nothing(classifier: AnytimeClassifier) -> None:
     classifier.forget(example_id=2)
     classifier.relabel(5, "zebra")
     before = knowledge(classifier)
-    with pytest.raises(StoreError, match="Only 1 acts can be undone: forgetting is final"):
+    with pytest.raises(StoreError, match="Only 1 act can be undone: forgetting is final"):
         classifier.undo(2)
     assert differing(before, knowledge(classifier)) == []
     classifier.undo()

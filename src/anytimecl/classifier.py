@@ -218,7 +218,7 @@ class AnytimeClassifier(Learning, Closing):
             There is no room for the checkpoint.
         """
         folder = Path(folder)
-        if folder.exists() and any(folder.iterdir()):
+        if folder.is_file() or (folder.exists() and any(folder.iterdir())):
             raise StoreError(f"{folder} is not empty: save into a new folder.")
         with self._learning:
             self._catch_up()

@@ -31,7 +31,7 @@ from anytimecl.commands import (
     watch,
 )
 from anytimecl.commands._words import in_options
-from anytimecl.errors import AnytimeError
+from anytimecl.errors import AnytimeError, reason
 from anytimecl.registry import IMPORT
 
 COMMANDS = (
@@ -64,6 +64,11 @@ class _Group(TyperGroup):
                 return super().invoke(ctx)
             except AnytimeError as error:
                 typer.secho(in_options(str(error)), fg="red", err=True)
+                raise typer.Exit(2) from error
+            except OSError as error:  # a disk that is full or read-only, a file where a folder goes
+                if error.filename is None:
+                    raise
+                typer.secho(f"{error.filename}: {reason(error)}.", fg="red", err=True)
                 raise typer.Exit(2) from error
 
 

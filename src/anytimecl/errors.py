@@ -104,3 +104,14 @@ class KeyUsedError(AnytimeError, ValueError):
     >>> issubclass(KeyUsedError, ValueError)
     True
     """
+
+
+def reason(error: Exception) -> str:
+    """Why a file could not be read, without the number and the path that `str` adds to it.
+
+    >>> reason(FileNotFoundError(2, "No such file or directory", "a.toml"))
+    'No such file or directory'
+    >>> reason(ValueError("Invalid value (at end of document)"))
+    'Invalid value (at end of document)'
+    """
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -92,6 +92,10 @@ def open_store(
     named: Named, folder: Path | None, meta: Mapping[str, str] | None, *, read_only: bool
 ) -> Store:
     """The memory, made with `meta` where there is none; its folder says which store it is of."""
+    if named.name == "ram" and named.given is None and folder is not None:
+        raise StoreError("The store 'ram' keeps nothing on the disk: open it without a folder.")
+    if named.name == "ram" and named.given is None and read_only:
+        raise StoreError("There is nothing to read without a folder: name that of a memory.")
     memory = STORES.make(named, folder, meta, read_only)
     if "settings" not in memory.meta:
         raise StoreError(

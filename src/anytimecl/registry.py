@@ -213,8 +213,9 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
     def _check(self, named: Named) -> None:
         if named.given is None and named.name not in self:
             near = difflib.get_close_matches(named.name, list(self), 1)
+            known = f"There are: {', '.join(self)}" if len(self) else "None is registered"
             raise PartError(
-                f"There is no {self.kind} {named.name!r}. There are: {', '.join(self)}."
+                f"There is no {self.kind} {named.name!r}. {known}."
                 f"{_meant(near)} One of your own is known once the module that registers it is "
                 "imported (anytimecl --import MODULE)."
             )
@@ -246,7 +247,9 @@ def import_outside(modules: str) -> None:
             _import(module)
         except Exception as error:  # whatever their code raises
             _importing.discard(modules)
-            raise PartError(f"{module} cannot be imported ({IMPORT}): {error!r}") from error
+            told = "there is no such file" if isinstance(error, FileNotFoundError) else repr(error)
+            asked = f"{module} cannot be imported (--import or {IMPORT})"
+            raise PartError(f"{asked}: {told}.") from error
 
 
 def _import(module: str) -> None:

@@ -139,6 +139,8 @@ def import_classifier(export: Export, to: Path, *, progress: Progress | None = N
     they are added, as examples to be learned when it is opened next.
     """
     to = Path(to)
+    if to.is_file():
+        raise StoreError(f"{to} is a file: choose a folder.")
     if not to.exists() or not any(to.iterdir()):
 
         def beside(part: Path) -> None:
@@ -194,7 +196,7 @@ def reencode(
     All that is known of an example is the same, but for its number. It may be stopped at
     any moment: the next call goes on from there. `to` appears when all is done.
     """
-    if to.exists() and any(to.iterdir()):
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise StoreError(f"{to} is there already: choose a new folder.")
     was = Settings.from_json(source.meta["settings"])
     settings = dataclasses.replace(was, codec=codec or was.codec)

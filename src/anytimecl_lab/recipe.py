@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from anytimecl.errors import ModelError, PartError
+from anytimecl.errors import ModelError, PartError, reason
 from anytimecl.registry import Named
 from anytimecl_lab.codecs import CODECS
 from anytimecl_lab.data import Cut
@@ -110,7 +110,7 @@ def read_recipe(file: Path, group: str | None = None) -> Recipe:
         groups = file.with_name(GROUPS)
         named = tomllib.loads(groups.read_text(encoding="utf-8")) if groups.exists() else {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ModelError(f"The recipe {file} cannot be read: {error}") from error
+        raise ModelError(f"The recipe {file} cannot be read: {reason(error)}.") from error
     own_group = values.pop("group", "subsets")
     group = own_group if group is None else group
     sets = named.get(group, {})

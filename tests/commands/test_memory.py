@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import sqlite3
 from contextlib import closing
@@ -15,7 +16,7 @@ from tests.commands.conftest import Run, zipped
 
 from anytimecl import AnytimeClassifier, checkpoint
 from anytimecl.codec import ImageBytes
-from anytimecl.errors import ImageError
+from anytimecl.errors import ImageError, StoreError
 from anytimecl.memory import open_memory
 
 
@@ -246,3 +247,47 @@ def test_cap_and_durability(run: Run, photos: Path, model: Path) -> None:
     result = run(*words, "--durability", "eternal")
     assert result.exit_code == 2
     assert "process or full" in result.stderr
+
+
+def test_a_file_where_a_folder_goes_is_told(
+    run: Run, learned: Path, photos: Path, model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("of mine")
+    assert run("memory", "export", learned, "--to", tmp_path / "out").exit_code == 0
+    for words in (
+        ("learn", photos, "--memory", file, "--model", model),
+        ("label", photos, "--memory", file, "--model", model),
+        ("memory", "backup", learned, file),
+        ("memory", "import", tmp_path / "out", "--to", file),
+        ("memory", "reencode", learned, "--to", file, "--codec", "image"),
+        ("encode", photos, "--to", file, "--model", model),
+        ("learn", photos, "--memory", file / "below", "--model", model),
+    ):
+        result = run(*words)
+        assert result.exit_code == 2 and isinstance(result.exception, SystemExit), words
+        assert str(file) in result.stderr.replace("\n", ""), words
+    assert file.read_text() == "of mine"
+
+
+def test_an_error_of_the_disk_is_a_line_and_no_traceback(
+    run: Run, learned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "/disk/out")
+
+    monkeypatch.setattr("anytimecl.transfer.copy_memory", refuse)
+    result = run("memory", "backup", learned, "copy")
+    assert result.exit_code == 2
+    assert result.stderr == "/disk/out: Read-only file system.\n"
+    with pytest.raises(OSError, match="Read-only"):
+        raise run("--debug", "memory", "backup", learned, "copy").exception or AssertionError
+
+
+def test_the_store_in_ram_takes_no_folder(run: Run, photos: Path, model: Path) -> None:
+    result = run("learn", photos, "--memory", "m", "--model", model, "--store", "ram")
+    assert result.exit_code == 2
+    assert "keeps nothing on the disk" in result.stderr
+    assert not Path("m").exists()
+    with pytest.raises(StoreError, match="nothing to read without a folder"):
+        AnytimeClassifier.open(model=model, read_only=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from anytimecl.commands import _common, _screen
-from anytimecl.errors import AnytimeError
+from anytimecl.errors import AnytimeError, reason
 
 if TYPE_CHECKING:
     from anytimecl.backbone import Backbone
@@ -115,7 +115,7 @@ def _lines(file: Path) -> list[str]:
     try:
         return file.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise AnytimeError(f"The classes in {file} cannot be read: {error}.") from error
+        raise AnytimeError(f"The classes in {file} cannot be read: {reason(error)}.") from error
 
 
 def _run(

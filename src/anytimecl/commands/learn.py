@@ -128,7 +128,7 @@ def learn(
         return _chosen(settings, codec, sampler, seed, expert, blend)
 
     if durability not in ("process", "full"):
-        raise typer.BadParameter("process or full.", param_hint="--durability")
+        raise typer.BadParameter("Give process or full.", param_hint="--durability")
     options: dict[str, Any] = {"cap": cap, "durability": durability, "thumbnails": thumbnails}
     if store is not None:
         options = {"store": _common.choice(store)}  # which has options of its own
@@ -472,7 +472,7 @@ def forget(
     checkpoint took from them stays in the weights until a rebuild.
     """
     if (example is None) == (label is None):
-        raise typer.BadParameter("Say what to forget: --example or --label.")
+        raise typer.BadParameter("Say what to forget: either --example or --label.")
     what = _to_be_forgotten(memory, example, label)
     if not yes:
         typer.confirm(f"Forget {what} for good?", abort=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from anytimecl.commands import _common
-from anytimecl.errors import AnytimeError
+from anytimecl.errors import AnytimeError, reason
 
 if TYPE_CHECKING:
     from anytimecl.backbone import Backbone
@@ -42,7 +42,7 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
     try:
         settings = tomllib.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise AnytimeError(f"The settings in {file} cannot be read: {error}.") from error
+        raise AnytimeError(f"The settings in {file} cannot be read: {reason(error)}.") from error
     known = {str(option.name) for option in context.command.params} - {"config", "show_config"}
     named = {name.replace("-", "_"): value for name, value in settings.items()}
     if strange := sorted(named.keys() - known):

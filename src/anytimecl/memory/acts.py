@@ -260,7 +260,8 @@ def last_acts(store: Store, count: int) -> list[Event]:
             continue
         break
     if len(found) < count:
-        there = f"Only {len(found)} acts can be" if found else "Nothing can be"
+        acts = "1 act" if len(found) == 1 else f"{len(found)} acts"
+        there = f"Only {acts} can be" if found else "Nothing can be"
         raise StoreError(f"{there} undone: {why}.")
     return found[:count]
 

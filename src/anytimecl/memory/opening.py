@@ -58,6 +58,8 @@ def open_memory(
         return _open_read_only(_kind, path, cache_bytes)
     if not path.exists() and create is None:
         raise StoreError(f"There is no memory in {folder}.")
+    if folder.is_file():
+        raise StoreError(f"{folder} is a file: a memory is a folder. Choose another name.")
     if durability == "full":
         make_folder(folder)
     else:
@@ -99,7 +101,9 @@ def stored_meta(folder: Path) -> dict[str, str] | None:
 
 
 def refuse_to_replace(folder: Path) -> None:
-    """StoreError if there is a memory in the folder that a copy is meant for."""
+    """StoreError if a copy cannot go into the folder: there is a memory in it, or it is a file."""
+    if Path(folder).is_file():
+        raise StoreError(f"{folder} is a file: choose a folder.")
     if (Path(folder) / FILE).exists():
         raise StoreError(f"There is a memory in {folder} already: choose another folder.")
 

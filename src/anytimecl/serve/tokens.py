@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from anytimecl.errors import AnytimeError
+from anytimecl.errors import AnytimeError, reason
 from anytimecl.serve.granted import Granted
 
 log = logging.getLogger("anytimecl.serve")
@@ -148,7 +148,7 @@ def _read_file(file: Path) -> dict[str, Right | Grant]:
     try:
         lines = file.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise AnytimeError(f"The tokens in {file} cannot be read: {error}.") from error
+        raise AnytimeError(f"The tokens in {file} cannot be read: {reason(error)}.") from error
     for number, line in enumerate(lines, 1):
         words = line.split()
         if words and not words[0].startswith("#"):
