@@ -9,6 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
+def shown(path: Path) -> str:
+    """As a person would name it here: from the working folder, if it lies below that.
+
+    >>> shown(Path.cwd() / "memory"), shown(Path("/memory"))
+    ('memory', '/memory')
+    """
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):  # elsewhere; or the working folder is gone
+        return str(path)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A draft to write, a file or a folder, which becomes `path` when the block ends well.

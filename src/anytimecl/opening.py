@@ -15,7 +15,7 @@ from anytimecl.backbone.repository import pinned
 from anytimecl.backbone.spec import differences
 from anytimecl.codec import ImageBytes, default_codec, make_codec
 from anytimecl.errors import PartError, StoreError
-from anytimecl.files import replacing
+from anytimecl.files import replacing, shown
 from anytimecl.memory import STORES, Store
 from anytimecl.memory.opening import stored_meta
 from anytimecl.registry import Choice, Named
@@ -49,7 +49,7 @@ def opened(
         make_codec(chosen.codec, backbone.spec, backbone.tail)
     memory = open_store(store, folder, None if read_only else meta, read_only=read_only)
     try:
-        check_same_model(memory, backbone, folder or "RAM")
+        check_same_model(memory, backbone, shown(folder) if folder else "RAM")
         agreed = Settings.from_json(memory.meta["settings"], asked).agreed(asked)
         if folder is not None:
             backbone = with_own_prior(backbone, folder, read_only=read_only)
@@ -117,7 +117,7 @@ def model_of(
     return load_stored(stored, model, device=device)
 
 
-def check_same_model(memory: Store, backbone: Backbone, folder: str | Path) -> None:
+def check_same_model(memory: Store, backbone: Backbone, folder: str) -> None:
     if memory.meta["fingerprint"] != backbone.spec.fingerprint:
         was = Spec.from_dict(json.loads(memory.meta["spec"]))
         made_with, told = was.name, ", ".join(differences(was, backbone.spec))
@@ -148,7 +148,7 @@ def with_own_prior(backbone: Backbone, folder: Path, *, read_only: bool) -> Back
     return dataclasses.replace(backbone, prior=Prior.load(file))
 
 
-def way_out(codec: str, folder: str | Path) -> str:
+def way_out(codec: str, folder: str) -> str:
     """What to do with a memory whose model is not the one that is wanted."""
     if codec == ImageBytes.name:
         return (

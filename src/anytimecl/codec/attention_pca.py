@@ -163,12 +163,15 @@ class AttentionPca:
 
     def _normalised(self, tokens: Tensor) -> Tensor:
         """Tokens [token, width] as the block's norm leaves them, before its affine."""
-        # The variance of something larger would not fit into float32.
-        if tokens.numel() and float(tokens.abs().max()) > 1e15:
-            tokens = tokens.double()
-        return normalise(tokens, self._spec.norm_eps).float()
+        found = normalise(tokens, self._spec.norm_eps)
+        size = tokens.abs()
+        if size.numel() and float(size.max()) > _HUGE:
+            exact = normalise(tokens.double(), self._spec.norm_eps).float()
+            found = torch.where(size.amax(-1, keepdim=True) > _HUGE, exact, found)  # row by row
+        return found
 
 
+_HUGE = 1e15  # the variance of something larger would not fit into float32
 _FINITE = (torch.finfo(torch.float32).min, torch.finfo(torch.float32).max)
 
 

@@ -16,7 +16,9 @@ def read_path(path: str) -> bytes:
         raise Refusal("addresses are not fetched; download it and give the file")
     status = Path(path).stat()
     if stat.S_ISDIR(status.st_mode):
-        raise Refusal("it is a folder; give a file in it, or go through it with iter_images")
+        raise Refusal(
+            "it is a folder; check its permissions, and give a file in it or use iter_images"
+        )
     if not stat.S_ISREG(status.st_mode):  # a pipe or a device could block for ever
         raise Refusal("it is not a regular file; give a file")
     check_bytes(status.st_size)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from anytimecl.errors import StoreError
+from anytimecl.files import shown
 from anytimecl.memory.checks import as_text
 from anytimecl.memory.schema import PAGE, check
 
@@ -109,7 +110,7 @@ def in_words(error: Exception, path: Path | None) -> StoreError:
         told = f"was opened for reading only, or its files cannot be written. ({error})"
     else:
         told = f"cannot do that: {error}."
-    return StoreError(f"The memory in {path.parent if path else 'RAM'} {told}")
+    return StoreError(f"The memory in {shown(path.parent) if path else 'RAM'} {told}")
 
 
 def _primary(error: Exception) -> int:

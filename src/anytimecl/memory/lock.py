@@ -8,6 +8,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from anytimecl.errors import StoreError
+from anytimecl.files import shown
 
 # Windows forbids reading what is locked, so what is locked lies behind the text. This is why it is
 # not filelock: there the first byte is locked, and nobody could read who the owner is.
@@ -35,8 +36,8 @@ class OwnerLock:
             owner = os.read(self._file, 32).decode("ascii", "replace").strip() or "unknown"
             os.close(self._file)
             raise StoreError(
-                f"The memory in {path.parent} is in use by process {owner}: close it there, or "
-                "open it here with read_only=True."
+                f"The memory in {shown(path.parent)} is in use by process {owner}: close it "
+                "there, or open it here with read_only=True."
             ) from None
         os.ftruncate(self._file, 0)
         os.write(self._file, f"{os.getpid()}\n".encode())

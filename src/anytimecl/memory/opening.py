@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from anytimecl.errors import StoreError
-from anytimecl.files import make_folder
+from anytimecl.files import make_folder, shown
 from anytimecl.memory import schema
 from anytimecl.memory.database import (
     FILE,
@@ -57,9 +57,9 @@ def open_memory(
     if read_only:
         return _open_read_only(_kind, path, cache_bytes)
     if not path.exists() and create is None:
-        raise StoreError(f"There is no memory in {folder}.")
+        raise StoreError(f"There is no memory in {shown(folder)}.")
     if folder.is_file():
-        raise StoreError(f"{folder} is a file: a memory is a folder. Choose another name.")
+        raise StoreError(f"{shown(folder)} is a file: a memory is a folder. Choose another name.")
     if durability == "full":
         make_folder(folder)
     else:
@@ -123,7 +123,7 @@ def _open_owned(
         with telling(path):
             new = schema.check(db) == 0
             if new and create is None:  # an empty file: its making was cut short
-                raise StoreError(f"There is no memory in {path.parent}.")
+                raise StoreError(f"There is no memory in {shown(path.parent)}.")
             if new:
                 schema.create(db, create or {})
             else:
@@ -136,8 +136,9 @@ def _open_owned(
             mark.put(number)
             if mark.removed and _file(path) != own:
                 raise StoreError(
-                    f"The memory in {path.parent} was removed while it was in use, and nothing "
-                    "that is learned now would last: restore it from a backup, and open it again."
+                    f"The memory in {shown(path.parent)} was removed while it was in use, and "
+                    "nothing that is learned now would last: restore it from a backup, and open "
+                    "it again."
                 )
 
         def release() -> None:
@@ -169,7 +170,7 @@ def _file(path: Path) -> tuple[int, int] | None:
 
 def _open_read_only(kind: type[S], path: Path, cache_bytes: int) -> S:
     if not path.exists():
-        raise StoreError(f"There is no memory in {path.parent}.")
+        raise StoreError(f"There is no memory in {shown(path.parent)}.")
     promised = read_mark(path.with_name(MARK))  # before the rest, since the owner may be writing
     with ExitStack() as opened:
         with telling(path):
@@ -177,11 +178,11 @@ def _open_read_only(kind: type[S], path: Path, cache_bytes: int) -> S:
             opened.callback(db.close)
             version = schema.check(db)
         if not version:
-            raise StoreError(f"There is no memory in {path.parent}.")
+            raise StoreError(f"There is no memory in {shown(path.parent)}.")
         if version < len(schema.MIGRATIONS):
             raise StoreError(
-                f"The memory in {path.parent} has the older version {version}: open it once for "
-                "writing, which brings it up to date."
+                f"The memory in {shown(path.parent)} has the older version {version}: open it "
+                "once for writing, which brings it up to date."
             )
         store = kind(db, path, read_only=True, cache_bytes=cache_bytes)
         store.admit_loss(promised)
