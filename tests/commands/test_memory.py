@@ -265,7 +265,8 @@ def test_a_file_where_a_folder_goes_is_told(
         ("learn", photos, "--memory", file / "below", "--model", model),
     ):
         result = run(*words)
-        assert result.exit_code == 2 and isinstance(result.exception, SystemExit), words
+        assert result.exit_code == 2, words
+        assert isinstance(result.exception, SystemExit), words
         assert file.name in result.stderr, words
     assert file.read_text() == "of mine"
 
