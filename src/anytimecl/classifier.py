@@ -68,11 +68,11 @@ class AnytimeClassifier(Learning, Closing):
     memory
         Where examples are stored.
     settings
-        How it learns, and how it answers.
+        How it learns and predicts.
     folder
-        For checkpoints; None keeps everything in RAM.
+        The folder of the memory, for checkpoints; None keeps everything in RAM.
     progress
-        Called with the examples repeated and those to repeat.
+        Called with the number of replayed examples and their total.
 
     Examples
     --------

@@ -112,9 +112,9 @@ class Curation(Recovery):
             return self.memory.labels().get(new, 0)
 
     def merge_labels(self, source: str, into: str) -> int:
-        """Give every example of one label another that there is; returns how many they were.
+        """Give every example of one label another, existing label; returns how many there were.
 
-        No step is taken: statistics are moved, and practice does the rest.
+        No gradient step is taken: statistics are moved, and replay does the rest.
 
         Parameters
         ----------
@@ -150,28 +150,28 @@ class Curation(Recovery):
             return len(readable)
 
     def undo(self, steps: int = 1) -> list[Undone]:
-        """Take back the last acts (teaching, relabelling, renaming, merging), the newest first.
+        """Undo the last changes (learning, relabelling, renaming, merging), the newest first.
 
-        All of them, or none where that many cannot be undone: what was forgotten is gone. What was
-        taught is removed from memory, experts and practice, as its label was; the step that it had
-        cost stays in the weights. It works after a restart too.
+        All of them, or none if that many cannot be undone: forgetting cannot. A learned example is
+        removed from memory, experts and replay; its gradient step stays in the weights. This works
+        after a restart too.
 
         Parameters
         ----------
         steps
-            How many acts.
+            How many changes.
 
         Returns
         -------
         list of Undone
-            What was taken back, the newest first.
+            What was undone, the newest first.
 
         Raises
         ------
         ValueError
             `steps` is not a whole number from 1.
         StoreError
-            So many acts cannot be undone.
+            So many changes cannot be undone.
         """
         if not isinstance(steps, int) or steps < 1:
             raise ValueError(f"steps is a whole number from 1, not {steps!r}.")

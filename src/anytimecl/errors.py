@@ -47,7 +47,7 @@ class UnknownLabelError(LabelError):
 
 
 class LabelTakenError(LabelError):
-    """A label stands for other examples already: labels are merged, not renamed into each other.
+    """The new name is another label's already: merge the two instead of renaming.
 
     Examples
     --------
@@ -97,7 +97,7 @@ class PartError(ModelError, ValueError):
 
 
 class KeyUsedError(AnytimeError, ValueError):
-    """A key that has taught comes again with another image or label.
+    """A key was used before with another image or label.
 
     Examples
     --------

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Subset(NamedTuple):
-    """The labels that a batch is told apart from, as `step.Batch` has them."""
+    """The candidate labels of a batch, as `step.Batch` has them."""
 
     target: Tensor  # [example], index into `vectors`
     vectors: Tensor  # [label, dim]
@@ -69,7 +69,7 @@ class LabelTable:
         sets: Sequence[Sequence[str] | None],
         embed: Callable[[list[str]], Tensor],
     ) -> Subset:
-        """What examples of labels, `names`, are told apart from: each from its own candidates.
+        """Candidate labels of examples with the labels `names`, for each those stored with it.
 
         Without a set, from every label seen; of candidates never seen, `embed` gives the vectors.
         """

@@ -111,7 +111,7 @@ class Predicting:
         threshold: float = THRESHOLD,
         errors: Literal["raise", "return"] = "raise",
     ) -> Prediction | list[Prediction] | list[Prediction | ImageError]:
-        """Answer one image, or many.
+        """Predict the label of one image, or of many.
 
         Parameters
         ----------
@@ -119,12 +119,12 @@ class Predicting:
             An image (see `images.load_image`), or many: a list, a generator, an array of paths, or
             an array or tensor [image, height, width, channel] of uint8.
         labels
-            To choose from; without them, every label learned so far.
+            Candidate labels; by default every label learned so far.
         threshold
-            An image whose mass on "none of these" exceeds it gets that as its label.
+            An image whose probability of "none of these" is above it gets that label.
         errors
-            Whether the first of many images that cannot be read raises its error, or stands in its
-            place in the list.
+            Whether an unreadable image among many raises its error, or its error takes the place
+            of its prediction in the list.
 
         Returns
         -------
@@ -135,7 +135,7 @@ class Predicting:
         ImageError
             An image cannot be read.
         LabelError
-            There is no label to choose from, or one that is no label.
+            There are no candidate labels, or one of them is invalid.
         ValueError
             `errors` is neither "raise" nor "return".
         """
@@ -154,16 +154,16 @@ class Predicting:
     def predict_tokens(
         self, tokens: Tensor, labels: Sequence[str] | None = None, *, threshold: float = THRESHOLD
     ) -> list[Prediction]:
-        """`predict` for images that `encode` has seen already.
+        """`predict` for images that `encode` has already turned into tokens.
 
         Parameters
         ----------
         tokens
             [image, token, width], from `encode`.
         labels
-            To choose from; without them, every label learned so far.
+            Candidate labels; by default every label learned so far.
         threshold
-            An image whose mass on "none of these" exceeds it gets that as its label.
+            An image whose probability of "none of these" is above it gets that label.
 
         Returns
         -------
@@ -173,14 +173,14 @@ class Predicting:
         Raises
         ------
         LabelError
-            There is no label to choose from, or one that is no label.
+            There are no candidate labels, or one of them is invalid.
         """
         asked = self._asked(labels)
         with self._streams.predicting():
             return self._answers(tokens, asked, threshold)
 
     def opinions(self, tokens: Tensor, labels: Sequence[str]) -> Opinions:
-        """What each expert says of images that `encode` has seen, before it is made one answer.
+        """Scores of each expert for encoded images, before they are combined.
 
         Parameters
         ----------
@@ -208,7 +208,7 @@ class Predicting:
     ) -> NDArray[np.float32]:
         """Probabilities in the order of `labels`: [label], or [image, label] for many.
 
-        A label that is given twice has two columns. They sum to one if every label was taught, or
+        A label that is given twice has two columns. They sum to one if every label was learned, or
         none was; see `Prediction.probabilities`.
 
         Parameters
@@ -216,7 +216,7 @@ class Predicting:
         images
             One image, or many, as `predict` takes them.
         labels
-            To choose from; without them, every label learned so far.
+            Candidate labels; by default every label learned so far.
 
         Returns
         -------
@@ -228,7 +228,7 @@ class Predicting:
         ImageError
             The image cannot be read.
         LabelError
-            There is no label to choose from, or one that is no label.
+            There are no candidate labels, or one of them is invalid.
         """
         given, many = images_given(images)
         asked = self._asked(labels)
@@ -241,7 +241,7 @@ class Predicting:
         return values if many else values[0]
 
     def encode(self, images: Sequence[ImageSource]) -> Tensor:
-        """The frozen trunk's tokens [image, token, width]: the slow part, and no lock is held.
+        """The frozen trunk's tokens [image, token, width]: the slow part, done without a lock.
 
         Parameters
         ----------

@@ -16,26 +16,26 @@ THRESHOLD = 0.5  # probability of "none of these" from which it is the answer
 
 @dataclass(frozen=True)
 class Prediction:
-    """One image's answer over the labels that were asked about.
+    """The prediction for one image over the candidate labels.
 
     Attributes
     ----------
     label
-        The likeliest, or `NONE_OF_THESE`.
+        The most probable label, or `NONE_OF_THESE`.
     probability
         Of `label`.
     probabilities
-        By label, in the order asked. They sum to one if every label was taught, or none. Otherwise
-        a label never taught has the original model's probability, and the taught ones what they
-        earn.
+        By label, in the order given. They sum to one if every label was learned, or none was.
+        Otherwise an unseen label has the original model's probability, and the seen ones what the
+        gate of the pool gives them.
     none_of_these
-        Probability that no label fits; 0.0 where none was ever learned.
+        Probability that no label fits; 0.0 if none of the labels was learned.
     tuned
-        The tuned model's probabilities; empty where no label was ever learned.
+        The tuned model's probabilities; empty if none of the labels was learned.
     original
         The original model's.
     spoke
-        The expert whose word weighs most in the likeliest label.
+        The expert that contributed most to the predicted label.
 
     Examples
     --------
@@ -53,7 +53,7 @@ class Prediction:
     spoke: str = "original"
 
     def top(self, count: int) -> list[tuple[str, float]]:
-        """The likeliest labels, best first.
+        """The most probable labels, best first.
 
         Parameters
         ----------

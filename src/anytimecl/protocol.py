@@ -63,7 +63,7 @@ class Classifier(Protocol):
         label
             What it shows.
         candidates
-            Labels that the example is told apart from, its own included.
+            Candidate labels of the example, its own included: the classes of its loss.
         key
             The same key teaches once, so that a retry is harmless.
 
@@ -87,14 +87,14 @@ class Classifier(Protocol):
     ) -> Sequence[object]: ...
 
     def predict(self, images: Any, labels: Sequence[str] | None = None) -> Any:
-        """Answer one image, or a list of them.
+        """Predict the label of one image, or of each in a list.
 
         Parameters
         ----------
         images
             A file or its bytes, or a list of them.
         labels
-            To choose from; without them, every label learned so far.
+            Candidate labels; by default every label learned so far.
 
         Returns
         -------
@@ -118,12 +118,12 @@ class Classifier(Protocol):
         ...
 
     def consolidate(self, epochs: int = ...) -> object:
-        """Train offline over all that is stored.
+        """Train offline over all stored examples.
 
         Parameters
         ----------
         epochs
-            How often every example is seen.
+            Number of passes over all examples.
 
         Returns
         -------

@@ -51,15 +51,15 @@ class Recovery(Review):
     _checkpointer: Checkpointer
 
     def consolidate(self, epochs: int = 10, *, progress: Progress | None = None) -> None:
-        """Train offline over the whole memory; for any idle moment.
+        """Train offline over the whole memory, when there is idle time.
 
-        All of it counts or, if it is interrupted, nothing. Predictions go on meanwhile, from what
-        was known before.
+        Atomic: if it is interrupted, nothing has changed. Predictions continue meanwhile, with the
+        weights from before.
 
         Parameters
         ----------
         epochs
-            How often every example is seen.
+            Number of passes over all examples.
         progress
             Called with the steps done and the steps in all.
 
@@ -88,10 +88,10 @@ class Recovery(Review):
     def forget(self, *, example_id: int | None = None, label: str | None = None) -> Forgotten:
         """Remove an example, or every example of a label, for good; returns how many.
 
-        What was learned since the last checkpoint is learned again without them, so the answer is
-        `clean` if that checkpoint is older than they are: then weights and estimates kept nothing.
-        Otherwise, and always without a folder, what they had taken stays until `rebuild`;
-        `consolidate` wears it down.
+        What was learned since the last checkpoint is replayed without them. If that checkpoint is
+        older than all of them, no influence on weights and accuracies remains, and the result is
+        `clean`. Otherwise, and always without a folder, some remains until `rebuild`;
+        `consolidate` reduces it.
 
         Parameters
         ----------
@@ -152,7 +152,8 @@ class Recovery(Review):
     def rebuild(self, *, progress: Progress | None = None) -> None:
         """Learn everything in the memory again from the start, as it is now.
 
-        As if the forgotten never were, and every label had been right at once.
+        The model is as if forgotten examples had never been learned, and every label had been right
+        from the start.
 
         Parameters
         ----------

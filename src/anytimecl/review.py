@@ -208,12 +208,12 @@ class Review(Predicting):
         Parameters
         ----------
         label, source
-            Only those of a label, or with a text in the name that they had where they came from.
+            Only those of a label, or with this text in the name of their source.
         like
-            Those most like this image first, or like one that `encode` made these tokens of.
+            The most similar to this image first, or to one whose tokens `encode` returned.
         suspicious
-            Those whose label the experts doubt most first. The first such question of a session,
-            or the first with `like`, decodes every example that it is about; `progress` is told.
+            The most probable label errors first. The first such call of a session, or the first
+            with `like`, decodes every example concerned, which `progress` reports.
         after
             `next` of the page before.
         limit
@@ -229,7 +229,7 @@ class Review(Predicting):
         Raises
         ------
         ValueError
-            `like` and `suspicious` are given both, or `limit` is out of range.
+            Both `like` and `suspicious` are given, or `limit` is out of range.
         """
         if like is not None and suspicious:
             raise ValueError("Ask for examples like an image or for suspicious ones, not for both.")

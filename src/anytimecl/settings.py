@@ -95,19 +95,19 @@ class Settings:
     codec
         How tokens are stored.
     sampler
-        Which stored examples join a new one in its batch.
+        Which stored examples are replayed with a new one.
     blend
-        How one answer is made of the experts; "pool", or the paper's "ocw".
+        How the experts are combined: "pool", or the paper's "ocw".
     eta
-        Memory of the estimated accuracies: about 1 / (1 - eta) examples of a label.
+        Decay of the running accuracies, over about 1 / (1 - eta) examples of a label.
     seed
-        Of everything that is drawn.
+        Of every random draw.
     templates
         Prompts for labels; None: the model's own.
     learner
         How the tuned model learns.
     experts
-        In the pool beside the library's own.
+        Experts of your own in the pool, besides the built-in ones.
 
     Examples
     --------

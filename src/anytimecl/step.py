@@ -1,4 +1,4 @@
-"""What a step learns from, what it finds, and who asks for it."""
+"""One online step: its batch, its update, and the interface of those that take steps."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from anytimecl.tail import TailInput
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples to learn from, the newcomer first, and the labels they are told apart from."""
+    """Examples to learn from, the new one first, and their candidate labels."""
 
     tokens: Tensor | TailInput
     target: Tensor  # [example], index into `vectors`
     vectors: Tensor  # [label, dim], unit: embeddings of the candidate labels
-    rows: Tensor  # [label], each label's number in order of first appearance; -1: never seen
+    rows: Tensor  # [label], each label's row in order of first appearance; -1: never seen
     mask: Tensor | None = None  # [example, label]; 0, or -inf where a label is no candidate
-    weight: Tensor | None = None  # [example], sum 1: of each in the loss; None: all alike
+    weight: Tensor | None = None  # [example], sums to 1: weights in the loss; None: equal
 
 
 @dataclass(frozen=True)
 class Update:
-    """What a batch teaches, worked out but not yet applied."""
+    """Scores and gradients of a batch, computed but not yet applied."""
 
-    logits: Tensor  # [example, label], from before the update; -inf where not a candidate
-    images: Tensor  # [example, dim], unit vectors, as the tuned model sees them before the update
+    logits: Tensor  # [example, label], before the update; -inf where not a candidate
+    images: Tensor  # [example, dim], unit: the tuned model's embeddings before the update
     gradients: Mapping[str, Gradient]
 
     def whole(self) -> dict[str, Tensor]:
@@ -39,35 +39,35 @@ class Update:
 
 
 class Steps(Protocol):
-    """Whoever takes steps: a trainer, one example at a time, or a stream, all on the device."""
+    """A trainer, one example at a time, or a stream, with everything on the device."""
 
     @property
     def rate(self) -> float | Tensor | None:
-        """Of the step that was scored just now."""
+        """Learning rate of the step that was just scored."""
         ...
 
     @property
     def count(self) -> Tensor | None:
-        """Of optimiser steps, this one included; None: the learner counts."""
+        """Optimiser steps, this one included; None: the learner counts them."""
         ...
 
     def batch(self) -> Batch:
-        """What the next step learns from."""
+        """The batch of the next step."""
         ...
 
     def score(self, logits: Tensor, target: Tensor, images: Tensor) -> None:
-        """Whether the newcomer was known, before it is learned, and so how far the step goes."""
+        """Record whether the new example was predicted rightly; this decides the rate."""
         ...
 
     def changing(self) -> AbstractContextManager[None]:
-        """Around the change of the weights."""
+        """A context around the update of the weights."""
         ...
 
 
 class DeviceSteps(Steps, Protocol):
-    """Steps that go without a word to the host: all they need and change is on the device."""
+    """Steps without synchronisation with the host: all they need and change is on the device."""
 
-    compiled: bool  # whether a compiler may go over the step
+    compiled: bool  # whether the step may be compiled
 
     def tensors(self) -> list[Tensor]:
         """All that steps change."""

@@ -29,26 +29,26 @@ from anytimecl.client._wire import ImageFile, Wire, read_file
 
 
 class Client:
-    """A service, spoken to over HTTP. Any number of threads may use one client.
+    """HTTP client of the service. Any number of threads may use one client.
 
-    Whoever is told to come back later waits and asks again, at most `patience` seconds. What is
-    lost on the way is sent again, `retries` times, wherever that changes nothing: a lesson carries
-    a key, so asking again never teaches twice. Without a `memory` it is about the service's first.
+    When the service is busy (429), the client waits and repeats the request, for at most `patience`
+    seconds. After a lost connection it repeats the request up to `retries` times, if that is safe:
+    learn requests have a key, so none is learned twice. The default `memory` is the first.
 
     Parameters
     ----------
     url
         Of the service.
     token
-        Who is asking, where the service wants to know.
+        For authentication, if the service requires it.
     memory
-        Name of one of its memories; the first without.
+        Name of one of its memories; by default the first.
     timeout
-        Seconds to wait for one answer.
+        Seconds to wait for one response.
     patience
-        Seconds to wait, in all, where the service says to come back later.
+        Seconds to wait, in all, while the service is busy.
     retries
-        How often what was lost on the way is sent again.
+        How often a request is repeated after a lost connection.
 
     Raises
     ------
@@ -112,11 +112,11 @@ class Client:
         images
             A file or its bytes, or a list of them.
         labels
-            To choose from; without them, every label learned so far.
+            Candidate labels; by default every label learned so far.
         top_k
-            Labels to hear about.
+            Number of labels in the response.
         threshold
-            Of "none of these"; the service's own without.
+            Of "none of these"; by default the service's own.
 
         Returns
         -------
@@ -156,8 +156,8 @@ class Client:
         label
             What it shows.
         candidates
-            Labels that the example is told apart from, its own included; without them, every label
-            seen.
+            Candidate labels of the example, its own included; by default every label learned so
+            far.
         key
             The same key teaches once, so that a retry is harmless.
 
@@ -273,12 +273,12 @@ class Client:
         return self._wire.ask("GET", f"{self._prefix}/stats")
 
     def consolidate(self, epochs: int = 1, *, wait: bool = True, pause: float = 0.5) -> Job:
-        """Practise on the whole memory; without `wait`, ask `job` how far it is.
+        """Train over the whole memory; without `wait`, `job` tells the progress.
 
         Parameters
         ----------
         epochs
-            How often every example is seen.
+            Number of passes over all examples.
         wait
             Whether to return at its end.
         pause
@@ -328,7 +328,7 @@ class Client:
         return [job_of(one) for one in self._wire.ask("GET", f"{self._prefix}/jobs")["jobs"]]
 
     def cancel(self, identity: str) -> Job:
-        """Have a job end soon; what is known stays as it was before it.
+        """Cancel a job; the model stays as it was before it.
 
         Parameters
         ----------
@@ -347,22 +347,22 @@ class Client:
     # For operators
 
     def backup(self, folder: str | PathLike[str]) -> None:
-        """Copy the whole memory as it is now, while it learns on.
+        """Copy the whole memory as it is now, while learning continues.
 
         Parameters
         ----------
         folder
-            A new one; it is a memory like any other.
+            A new one; it becomes a complete memory.
         """
         _export.backup(self._wire, f"{self._prefix}/backup", Path(folder))
 
     def audit(self) -> Iterator[dict[str, Any]]:
-        """Who taught, changed and took back what.
+        """The audit log: who learned, changed and undid what.
 
         Yields
         ------
         dict
-            One act, the oldest first.
+            One change, the oldest first.
         """
         return _export.audit(self._wire, f"{self._prefix}/audit")
 
@@ -401,7 +401,7 @@ class Client:
         folder
             Searched with all folders in it.
         labels
-            To choose from; without them, every label learned so far.
+            Candidate labels; by default every label learned so far.
         batch
             Images a request.
 
@@ -425,7 +425,7 @@ class Client:
         return list(self._wire.ask("GET", "/v1/memories")["memories"])
 
     def create_memory(self, name: str) -> None:
-        """Begin a memory; `Client(url, memory=name)` speaks to it.
+        """Create a memory; `Client(url, memory=name)` uses it.
 
         Parameters
         ----------
@@ -475,7 +475,7 @@ class Client:
         return str(self._wire.json("/v1/tokens", asked, once=True)["token"])
 
     def revoke(self, name: str) -> None:
-        """The token counts no more.
+        """Revoke a token.
 
         Parameters
         ----------

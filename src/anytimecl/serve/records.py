@@ -39,7 +39,7 @@ class RecordAsked(Asked):
     )
     candidates: ItemLabels | None = Field(
         default=None, min_length=1, max_length=LABELS,
-        description="What it is told apart from; without it, every label seen.",
+        description="Candidate labels, its own included; by default every label learned.",
     )  # fmt: skip
 
 

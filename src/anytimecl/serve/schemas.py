@@ -106,7 +106,7 @@ class LearnAsked(Asked):
     label: Label
     candidates: list[Label] | None = Field(
         default=None, min_length=1, max_length=LABELS,
-        description="What it is told apart from; without it, every label seen.",
+        description="Candidate labels, its own included; by default every label learned.",
     )  # fmt: skip
     source: str | None = Field(
         default=None, min_length=1, max_length=200, description="What the image is called."
@@ -119,7 +119,7 @@ class LessonAsked(LearnAsked):
     label: ItemLabel
     candidates: ItemLabels | None = Field(
         default=None, min_length=1, max_length=LABELS,
-        description="What it is told apart from; without it, every label seen.",
+        description="Candidate labels, its own included; by default every label learned.",
     )  # fmt: skip
     key: str | None = Field(
         default=None, pattern=KEY, description="A retry with the same key teaches once."
