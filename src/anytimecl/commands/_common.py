@@ -30,7 +30,7 @@ ModelOption = Annotated[
         "--model",
         metavar="NAME",
         help="A model by name, Hugging Face name, folder or exported trunk. "
-        "Unless given: the one that the memory was made with, else embedded.",
+        "Default: the memory's own, or embedded for a new memory.",
     ),
 ]
 

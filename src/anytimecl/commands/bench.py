@@ -36,7 +36,10 @@ Notes = Annotated[
 ]
 Jobs = Annotated[int, typer.Option(min=1, help="Runs at the same time, each in a process.")]
 Validation = Annotated[
-    bool, typer.Option("--validation", help="Ask about held-out training images, never the test.")
+    bool,
+    typer.Option(
+        "--validation", help="Evaluate on held-out training images, never on test images."
+    ),
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Count images and say what it will need; run nothing.")
@@ -109,7 +112,7 @@ def run(
     minutes: Minutes = None,
     device_memory: DeviceMemory = None,
 ) -> None:
-    """Run recipes; what is in the file of results already is not run again."""
+    """Run recipes; runs that are already in the results file are skipped."""
     from anytimecl_lab._clock import Clock
     from anytimecl_lab.recipe import read_recipe
     from anytimecl_lab.run import GB

@@ -39,20 +39,20 @@ def examples(
     memory: _common.MemoryOption,
     label: Annotated[str | None, typer.Option(metavar="L", help="Only of this label.")] = None,
     source: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only with this in the name of their file.")
+        str | None, typer.Option(metavar="TEXT", help="Only files with this in their name.")
     ] = None,
     like: Annotated[
-        Path | None, typer.Option(metavar="IMAGE", help="Those most like this image first.")
+        Path | None, typer.Option(metavar="IMAGE", help="The most similar to this image first.")
     ] = None,
     suspicious: Annotated[
-        bool, typer.Option("--suspicious", help="Those whose label is most in doubt first.")
+        bool, typer.Option("--suspicious", help="The most probable label errors first.")
     ] = False,
     after: Annotated[str | None, typer.Option(metavar="PLACE", help="Go on after a page.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="On a page.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
     model: _common.ModelOption = None,
 ) -> None:
-    """Show what is stored, and what each expert says of it now.
+    """List stored examples, with each expert's current prediction.
 
     Ends with 1 if there is no such example, and with 2 if there is no such label.
     """
@@ -178,10 +178,10 @@ def _ranges(text: str) -> Iterator[tuple[int, int]]:
 
 def undo(
     memory: _common.MemoryOption,
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="How many acts.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="How many changes.")] = 1,
     model: _common.ModelOption = None,
 ) -> None:
-    """Take back the last acts: teaching, relabelling, renaming, merging. Forgetting is final."""
+    """Undo the last changes: learning, relabelling, renaming, merging. Forgetting is final."""
     with _common.owning(memory, model) as classifier:
         for told in classifier.undo(steps):
             which = f" {', '.join(map(str, told.examples[:5]))}" if told.examples else ""
@@ -198,7 +198,7 @@ def rename(
     memory: _common.MemoryOption,
     model: _common.ModelOption = None,
 ) -> None:
-    """Call a label otherwise."""
+    """Rename a label."""
     with _common.owning(memory, model) as classifier:
         _check_known(classifier, old)
         _warn_of_case(new, [name for name in classifier.labels if name != old])
@@ -217,7 +217,7 @@ def merge(
     memory: _common.MemoryOption,
     model: _common.ModelOption = None,
 ) -> None:
-    """Give all examples of one label another that there is."""
+    """Merge one label into another, existing one."""
     with _common.owning(memory, model) as classifier:
         _check_known(classifier, source, into)
         count = classifier.merge_labels(source, into)
@@ -266,7 +266,7 @@ def label(
     memory: _common.MemoryOption,
     labels_text: Annotated[
         str | None,
-        typer.Option("--labels", metavar="A,B", help="What may be proposed besides what is known."),
+        typer.Option("--labels", metavar="A,B", help="Labels to propose besides the learned ones."),
     ] = None,
     labels_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The same, one a line.")
@@ -275,11 +275,11 @@ def label(
         bool, typer.Option("--show", help="Open each image in the system's viewer.")
     ] = False,
     thumbnails: Annotated[
-        bool, typer.Option("--thumbnails", help="Keep a small picture of each image too.")
+        bool, typer.Option("--thumbnails", help="Store a thumbnail of each image too.")
     ] = False,
     model: _common.ModelOption = None,
 ) -> None:
-    """Label images with help: those that teach most are asked about first.
+    """Label images interactively, the most informative first (active learning).
 
     Nothing is taught unasked. It goes on where it stopped.
     Ends with 0, also if some are left; with 1 if some image could not be read.

@@ -65,41 +65,47 @@ def learn(
     ] = None,
     sampler: Annotated[
         str | None,
-        typer.Option(metavar="S", help="Which stored examples a new memory practises with."),
+        typer.Option(metavar="S", help="How a new memory draws examples for replay."),
     ] = None,
     expert: Annotated[
         list[str] | None,
         typer.Option(metavar="E", help="An expert of your own in the pool of a new memory."),
     ] = None,
     blend: Annotated[
-        str | None, typer.Option(metavar="B", help="How one answer is made of the experts.")
+        str | None, typer.Option(metavar="B", help="How the experts are combined.")
     ] = None,
     store: Annotated[
-        str | None, typer.Option(metavar="S", help="What keeps a new memory, unless SQLite.")
+        str | None,
+        typer.Option(metavar="S", help="Where a new memory is stored; by default SQLite."),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(metavar="N", help="Of a new memory, and of its --shuffle.")
     ] = None,
     shuffle: Annotated[
         bool,
-        typer.Option(help="In random order, which is learned from better than class by class."),
+        typer.Option(help="In random order, which gives better accuracy than class by class."),
     ] = True,
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Only the first N images.")
     ] = None,
     cap: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Keep N examples: the largest class gives way."),
+        typer.Option(
+            min=1, metavar="N", help="Keep at most N examples; evict from the largest class."
+        ),
     ] = None,
     durability: Annotated[
         str,
-        typer.Option(metavar="D", help="What an image survives: a killed process, or full: power."),
+        typer.Option(
+            metavar="D",
+            help="What a learned image survives: a killed process (process) or a power cut (full).",
+        ),
     ] = "process",
     epochs: Annotated[
         int, typer.Option("--consolidate", min=0, metavar="EPOCHS", help="Consolidate at the end.")
     ] = 0,
     thumbnails: Annotated[
-        bool, typer.Option("--thumbnails", help="Keep a small picture of each image too.")
+        bool, typer.Option("--thumbnails", help="Store a thumbnail of each image too.")
     ] = False,
     ids: Annotated[
         bool, typer.Option("--ids", help="Print number, label and file of every image.")
@@ -416,12 +422,10 @@ def _summarise(classifier: AnytimeClassifier, tally: Tally) -> None:
 
 def consolidate(
     memory: _common.MemoryOption,
-    epochs: Annotated[
-        int, typer.Option(min=1, metavar="N", help="How often to go through the memory.")
-    ] = 10,
+    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over all examples.")] = 10,
     model: _common.ModelOption = None,
 ) -> None:
-    """Train over the whole memory; for any idle moment."""
+    """Train over the whole memory, when there is idle time."""
     with _common.owning(memory, model) as classifier:
         if not len(classifier):
             raise AnytimeError(f"Nothing is learned yet in {memory}: there is nothing to practise.")
@@ -437,7 +441,7 @@ def _consolidate(classifier: AnytimeClassifier, epochs: int) -> None:
 
 
 def rebuild(memory: _common.MemoryOption, model: _common.ModelOption = None) -> None:
-    """Learn everything in the memory again from the start, as if the forgotten never were."""
+    """Learn everything in the memory again from the start, without what was forgotten."""
     with _common.owning(memory, model) as classifier:
         _rebuild(classifier)
 
@@ -461,7 +465,8 @@ def forget(
         str | None, typer.Option(metavar="L", help="Every example of this label.")
     ] = None,
     again: Annotated[
-        bool, typer.Option("--rebuild", help="Then learn all that is left again from the start.")
+        bool,
+        typer.Option("--rebuild", help="Then learn all remaining examples again from the start."),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     model: _common.ModelOption = None,

@@ -15,7 +15,7 @@ from anytimecl.errors import ModelError, StoreError
 if TYPE_CHECKING:
     from anytimecl.backbone import Backbone
 
-app = typer.Typer(name="memory", no_args_is_help=True, help="Look after a memory.")
+app = typer.Typer(name="memory", no_args_is_help=True, help="Inspect, check and copy memories.")
 
 Folder = Annotated[Path, typer.Argument(metavar="MEMORY", help="Folder of the memory.")]
 
@@ -27,7 +27,7 @@ def register(main: typer.Typer) -> None:
 
 @app.command("info")
 def show_info(folder: Folder) -> None:
-    """Say what a memory holds, and how much room it takes."""
+    """Show the content and size of a memory."""
     from anytimecl.memory import info, open_memory
 
     with open_memory(folder, read_only=True) as store:
@@ -70,7 +70,7 @@ def copy(
 ) -> None:
     """Copy a memory as it is at this moment, even while it learns.
 
-    The copy is a memory like any other.
+    The copy is a complete memory.
     """
     from anytimecl.transfer import copy_memory
 
@@ -80,7 +80,7 @@ def copy(
 
 @app.command("compact")
 def shrink(folder: Folder) -> None:
-    """Give the room of what was forgotten back to the disk."""
+    """Free the disk space of forgotten examples."""
     from anytimecl.memory import compact, open_memory
 
     with open_memory(folder) as store:

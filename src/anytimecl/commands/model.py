@@ -93,7 +93,7 @@ def remove(name: Name) -> None:
 
 @app.command("prune")
 def prune() -> None:
-    """Delete from the cache what nothing needs: wheels that were made into models, and rests."""
+    """Delete from the cache what is not needed: wheels of assembled models, and leftovers."""
     from anytimecl.backbone import cache
 
     gone, freed = cache.prune()

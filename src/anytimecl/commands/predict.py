@@ -57,7 +57,8 @@ def predict(
         typer.Argument(metavar="IMAGE", help="Images, folders of images, or zips of folders."),
     ],
     labels: Annotated[
-        str | None, typer.Option("--labels", metavar="A,B,...", help="Labels to choose from.")
+        str | None,
+        typer.Option("--labels", metavar="A,B,...", help="Candidate labels, separated by commas."),
     ] = None,
     labels_file: Annotated[
         Path | None,
@@ -81,18 +82,23 @@ def predict(
     memory: Annotated[
         Path | None,
         typer.Option(
-            metavar="M", help="Folder of what was learned. Its labels are the choice by default."
+            metavar="M", help="Folder of the memory. Its labels are the default candidates."
         ),
     ] = None,
     model: _common.ModelOption = None,
     threshold: Annotated[
         float,
-        typer.Option(min=0, max=1, metavar="T", help='More than this on "none of these" wins.'),
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="T",
+            help='Predict "none of these" if its probability is above this.',
+        ),
     ] = 0.5,
 ) -> None:
-    """Say which label fits each image best.
+    """Predict the label of each image.
 
-    Ends with 1 if some image could not be read; the others have their answers all the same.
+    Ends with 1 if some image could not be read; the others are predicted all the same.
     """
     from anytimecl.commands import _files
 

@@ -98,7 +98,9 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[
         int,
-        typer.Option(min=0, max=65535, help="0: any that is free.", envvar=_variable("PORT")),
+        typer.Option(
+            min=0, max=65535, help="Port to listen on; 0: any free port.", envvar=_variable("PORT")
+        ),
     ] = 8000,
     tokens: Annotated[
         Path | None,
@@ -135,7 +137,7 @@ def serve(
     thumbnails: Annotated[
         bool,
         typer.Option(
-            help="Keep a small picture of what is taught (about 4 KB) with the memory.",
+            help="Store a thumbnail of each learned image (about 4 KB).",
             envvar=_variable("THUMBNAILS"),
         ),
     ] = True,
@@ -177,7 +179,7 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Serve memories over HTTP, with a page for people.
+    """Serve memories over HTTP, with a web page.
 
     Ctrl-C or SIGTERM ends it once what was begun is answered.
     """

@@ -28,7 +28,7 @@ Memory = Annotated[
 ]
 LOCAL = "http://127.0.0.1:8000"
 
-service = typer.Typer(name="service", no_args_is_help=True, help="Ask a running service.")
+service = typer.Typer(name="service", no_args_is_help=True, help="Administer a running service.")
 
 
 def register(main: typer.Typer) -> None:
@@ -51,7 +51,7 @@ def create(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Of new memories.")],
     url: Url = LOCAL,
 ) -> None:
-    """Begin memories."""
+    """Create memories."""
     client = _client(url)
     for name in names:
         client.create_memory(name)
@@ -88,7 +88,7 @@ def tokens(url: Url = LOCAL) -> None:
 
 @service.command()
 def grant(
-    name: Annotated[str, typer.Argument(help="For logs and the trail.")],
+    name: Annotated[str, typer.Argument(help="Name, for logs and the audit log.")],
     right: Annotated[Right, typer.Argument(help="read, write or admin.")],
     memory: Annotated[
         list[str] | None,
@@ -96,13 +96,13 @@ def grant(
     ] = None,
     url: Url = LOCAL,
 ) -> None:
-    """Make a token, and print it this once."""
+    """Create a token, and print it (only this once)."""
     typer.echo(_client(url).grant(name, right, memory or None))
 
 
 @service.command()
 def revoke(name: Annotated[str, typer.Argument(help="Of the token.")], url: Url = LOCAL) -> None:
-    """Have a token count no more, from now on."""
+    """Revoke a token."""
     _client(url).revoke(name)
     typer.echo(f"revoked {name}")
 
@@ -113,14 +113,14 @@ def backup(
     memory: Memory = None,
     url: Url = LOCAL,
 ) -> None:
-    """Copy a memory over the network as it is at this moment, while it learns on."""
+    """Copy a memory over the network, while it keeps learning."""
     _client(url, memory).backup(to)
     typer.echo(f"copied to {to}")
 
 
 @service.command()
 def audit(memory: Memory = None, url: Url = LOCAL) -> None:
-    """Print who taught, changed and took back what, as lines of JSON."""
+    """Print the audit log (who learned, changed and undid what) as JSON Lines."""
     for act in _client(url, memory).audit():
         typer.echo(json.dumps(act))
 
