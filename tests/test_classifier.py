@@ -433,6 +433,28 @@ def test_none_of_these_cannot_be_taught(label: str) -> None:
     assert differing(before, knowledge(classifier)) == []
 
 
+def test_none_of_these_is_no_candidate() -> None:
+    """Its probability as a label would look like a refusal."""
+    with pytest.raises(LabelError, match="leave it out"):
+        taught(range(3)).predict(picture(5), [*LABELS, "None of these"])
+
+
+@pytest.mark.parametrize("threshold", [-0.1, 1.5, float("nan")])
+def test_a_threshold_is_a_probability(threshold: float) -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        taught(range(3)).predict(picture(5), LABELS, threshold=threshold)
+
+
+def test_what_is_no_pair_of_image_and_label_is_named() -> None:
+    with pytest.raises(TypeError, match=r"\(image, label\).*'photo.jpg'"):
+        taught(range(3)).learn_many(["photo.jpg"])  # type: ignore[list-item]
+
+
+def test_settings_are_settings() -> None:
+    with pytest.raises(TypeError, match="Settings"):
+        AnytimeClassifier.open(model=measured(), settings={})  # type: ignore[arg-type]
+
+
 def test_a_memory_keeps_the_prior_it_began_with(tmp_path: Path) -> None:
     """Another one would give other answers."""
     with opened(tmp_path / "m", model=measured(), settings=settings()) as classifier:

@@ -80,6 +80,18 @@ def _show(value: object) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
+def askable(labels: Iterable[str]) -> list[str]:
+    """`clean_labels`, if an image can be asked about them."""
+    cleaned = clean_labels(labels)
+    for label in cleaned:
+        if label.casefold() == NONE_OF_THESE:
+            raise LabelError(
+                f"{label!r} is weighed beside any labels, and is none itself: leave it out. "
+                "`threshold` says how sure of it an answer must be."
+            )
+    return cleaned
+
+
 def teachable(label: str) -> str:
     """The label, if it can be taught."""
     cleaned = clean_label(label)

@@ -206,6 +206,8 @@ class Learning(Recording):
         """
 
         def ready(example: tuple[Any, ...]) -> Callable[[], Learned]:
+            if not isinstance(example, tuple | list) or len(example) not in (2, 3):
+                raise TypeError(f"An example is (image, label) or (image, label, key): {example!r}")
             image, label, *rest = example
             label, key = teachable(label), rest[0] if rest else None
             if key is not None and isinstance(image, str | os.PathLike):

@@ -34,6 +34,8 @@ def opened(
     read_only: bool,
 ) -> tuple[Backbone, Store, Settings]:
     """A memory, made or resumed, with the model that it has and the settings agreed on."""
+    if not isinstance(asked, Settings | None):
+        raise TypeError(f"settings are anytimecl.settings.Settings(...), not {asked!r}.")
     stored = stored_in(store, folder)
     backbone = model_of(stored, model, device).with_labels()
     chosen = asked or Settings(codec=default_codec(backbone.spec))

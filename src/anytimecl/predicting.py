@@ -20,7 +20,7 @@ from anytimecl.blend import Opinions, blend
 from anytimecl.errors import ImageError, LabelError, StoreError
 from anytimecl.images import ImageSource, images_given, load_given, load_image
 from anytimecl.journaled import JournaledTrainer
-from anytimecl.labels import clean_label, clean_labels
+from anytimecl.labels import askable, clean_label, clean_labels
 from anytimecl.lock import TurnLock
 from anytimecl.memory import Store
 from anytimecl.prediction import THRESHOLD, Prediction, predictions
@@ -279,7 +279,7 @@ class Predicting:
         last = self._last_asked
         if last is not None and last.given == given:
             return last
-        cleaned = clean_labels(given)
+        cleaned = clean_labels(given) if labels is None else askable(given)
         if labels is not None:
             self._trainer.model.check_taught(cleaned)
         asked = AskedLabels(given, cleaned, self._trainer.embed(cleaned))
