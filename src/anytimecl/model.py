@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from anytimecl.acceleration import OnlineLearner
@@ -20,6 +21,7 @@ from anytimecl.blend import BLENDS, Estimates, Opinions, unlearned
 from anytimecl.errors import LabelError
 from anytimecl.experts import GaussianExpert, InstanceExpert, OtherExperts
 from anytimecl.experts.gaussian import last_step
+from anytimecl.imprint import Imprint
 from anytimecl.label_table import LabelTable
 from anytimecl.learner import Learner
 from anytimecl.pool import RECENT, Familiar, start_weights, weigh
@@ -59,6 +61,7 @@ class Model:
         self.estimates = Estimates(settings.eta)
         self.gaussian = GaussianExpert(spec.dim, prior)
         self.instances = InstanceExpert(spec.dim, prior)
+        self.imprint = Imprint(settings.learner, prior)
         self.others = OtherExperts(settings.other_experts, spec.dim, prior)
         self.weights = start_weights((*POOLED, *self.others.names), names=spec.names)
         self.familiar: Familiar | None = None
@@ -161,6 +164,7 @@ class Model:
         row = self.rows[seen.label]
         self.estimates.add(seen.label, tuned=tuned, original=original)
         self.gaussian.add(seen.example, row, seen.original)
+        self.imprinted([row])
         if self.others.experts:
             self.others.add([seen.example], [row], [seen.original])
         if not tuned:
@@ -191,8 +195,14 @@ class Model:
                     torch.stack([some[i].original for i in wrong]),
                 )
             self.evidence.extend(some)
+        self.imprinted(sorted({self.rows[one.label] for one in seen}))
         for one, (tuned, original) in zip(seen, right, strict=True):
             self.estimates.add(one.label, tuned=tuned, original=original)
+
+    def imprinted(self, rows: Sequence[int]) -> None:
+        """The tuned model compares images with what images of these labels look like now."""
+        if self.imprint:
+            self.learner.imprint(rows, self.imprint.of(self.gaussian.now, rows))
 
     def remove(self, example: int, label: str, image: Tensor | None) -> None:
         """An example is taken back: the experts keep no trace of it.
@@ -201,6 +211,7 @@ class Model:
         """
         if image is not None:
             self.gaussian.remove(example, self.rows[label], image)
+            self.imprinted([self.rows[label]])
             self.others.remove(example, self.rows[label], image)
         self.let_go([example])
 
@@ -213,6 +224,7 @@ class Model:
             self.gaussian.remove(example, self.rows[before], image)
             self.others.remove(example, self.rows[before], image)
             self.gaussian.add(example, self.rows[label], image)
+            self.imprinted([self.rows[before], self.rows[label]])
             self.others.add([example], [self.rows[label]], [image])
         self._retell(lambda seen: seen.example == example, label)
         return self.instances.move(example, self.rows[label])
@@ -244,6 +256,7 @@ class Model:
         """Statistics of these examples, in order, and of no others."""
         rows = [self.rows[label] for label in labels]
         self.gaussian.count(examples, rows, images, len(self.labels))
+        self.imprinted(range(len(self.labels)))
         self.others.count(examples, rows, images, len(self.labels))
 
     def evidence_scores(self) -> tuple[dict[str, Tensor], Tensor, Tensor]:
@@ -265,16 +278,35 @@ class Model:
             for name in ("tuned", "original")
         )
         vectors = self.vectors.float().cpu()[seen_rows]
+        at = torch.tensor([place[row] for row in target], dtype=torch.long)
         ratios, typical = self.gaussian.judged_left_out(original, target, numbers)
         scores = {
             "tuned": self.learner.named(tuned, vectors).log_softmax(1),
             "original": self.learner.named_by_original(original, vectors).log_softmax(1),
             "gaussian": (ratios - typical)[:, seen_rows],
         }
+        if self.imprint and found:
+            left = self.imprint.left_out(self.gaussian.now, target, original)
+            scores["tuned"] = self._imprinted(tuned, vectors, seen_rows, at, left)
         for name, score in self.others.left_out(original, target, numbers).items():
             scores[name] = score[:, seen_rows]
-        at = torch.tensor([place[row] for row in target], dtype=torch.long)
         return scores, at, typical[:, seen_rows]
+
+    def _imprinted(
+        self, tuned: Tensor, texts: Tensor, rows: Sequence[int], target: Tensor, left: Tensor
+    ) -> Tensor:
+        """Log-probabilities [example, label] by the tuned model, over the labels of these rows.
+
+        The label of each example goes with what is `left` [example, dim] without it. One that is
+        the only one of its label is told by texts alone, or the others would be ahead.
+        """
+        shifts = self.learner.shifts.float().cpu()
+        said = self.learner.named(tuned, self.learner.moved(texts, shifts, torch.tensor(rows)))
+        own = F.normalize(texts[target] + left, dim=-1)
+        scores = self.learner.spec.logit_scale * (tuned * own).sum(1, keepdim=True)
+        said = said.scatter(1, target.unsqueeze(1), scores)
+        alone = (left == 0).all(1, keepdim=True)
+        return torch.where(alone, self.learner.named(tuned, texts), said).log_softmax(1)
 
     @one_thread()  # sums over many examples
     def _fit(self, without: Sequence[str] = ()) -> None:
@@ -336,6 +368,7 @@ class Model:
         if not part("gaussian."):
             return False
         self.gaussian.restore(part("gaussian."))
+        self.imprinted(range(len(self.labels)))
         self.instances.restore(part("instance."))
         pairs = zip(tensors["evidence.tuned"], tensors["evidence.original"], strict=True)
         for (example, label), (tuned, original) in zip(plain["evidence"], pairs, strict=True):

@@ -159,6 +159,8 @@ class Trainer:
         steps = epochs * -(-len(ids) // size) if ids else 0
         copy = self.learner_type(self.backbone.spec, self.backbone.tail, config)
         copy.restore(self.learner.state())
+        if self.model.imprint:
+            copy.shifts = self.learner.shifts  # no step changes them
         optimiser = copy.fresh_optimiser()
         for number, chosen in enumerate(_epochs(ids, size, epochs, Random(event))):
             gradients = self._offline_gradients(chosen, copy)

@@ -1,0 +1,71 @@
+"""What the tuned model compares images with: the text of a label, and what its images look like.
+
+With `e` the text's vector, `x` the `n` images of the label as the original model sees them, and
+`m0` the mean of images in general,
+
+    v(y) = e(y) + strength * sum of (x - m0) / (n + 1),   of unit length:
+
+weight imprinting, with the text as the first image. Where labels are but codes, images are all
+that tells them apart. It follows from the sums that the Gaussian expert keeps, and so it goes back
+exactly when an example does.
+
+(Qi, Brown and Lowe, "Low-Shot Learning with Imprinted Weights", CVPR 2018.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from anytimecl.backbone.prior import Prior
+from anytimecl.experts.statistics import FIXED, Statistics
+from anytimecl.settings import LearnerConfig
+
+
+class Imprint:
+    """What is added to the texts of labels, from counts and sums of their images.
+
+    False where nothing is: without a prior nobody knows how images differ from texts.
+    """
+
+    def __init__(self, config: LearnerConfig, prior: Prior | None) -> None:
+        on = config.tune == "block" and prior is not None
+        self._strength = config.imprint if on else 0.0
+        self._mean = torch.empty(0) if prior is None else prior.mean.double()
+
+    def __bool__(self) -> bool:
+        return self._strength > 0
+
+    def of(self, known: Statistics, rows: Sequence[int]) -> Tensor:
+        """Of these labels: [row, dim]."""
+        at = list(rows)
+        return self._from(known.counts[at], known.sums[at])
+
+    def ahead(self, known: Statistics, rows: Sequence[int], images: Tensor) -> Tensor:
+        """[example, dim]: of the label of each, when it and those before it are learned."""
+        labels, whole = torch.tensor(rows), (images.double() * FIXED).round().long()
+        counts, sums = torch.zeros_like(labels), torch.zeros_like(whole)
+        for row in set(rows):
+            own = (labels == row).nonzero().flatten()
+            counts[own] = known.counts[row] + torch.arange(1, len(own) + 1)
+            sums[own] = known.sums[row] + whole[own].cumsum(0)
+        return self._from(counts, sums)
+
+    def left_out(self, known: Statistics, rows: Sequence[int], images: Tensor) -> Tensor:
+        """[example, dim]: of the label of each example that was learned, as if it had not been.
+
+        The mean of the others in its place, as the Gaussian expert leaves it out; all 0 where
+        there are no others.
+        """
+        counts = known.counts[list(rows)].unsqueeze(1)
+        rest = known.sums[list(rows)].double() / FIXED - images
+        mean = rest / (counts - 1).clamp_min(1)
+        share = self._strength * counts / (counts + 1) * (counts > 1)
+        return (share * (mean - self._mean)).float()
+
+    def _from(self, counts: Tensor, sums: Tensor) -> Tensor:
+        count = counts.double().unsqueeze(1)
+        away = sums.double() / FIXED - count * self._mean
+        return (self._strength * away / (count + 1)).float()
