@@ -83,6 +83,26 @@ def test_images_that_the_tuned_model_had_wrong_are_kept_as_instances() -> None:
     assert lived(40).instances.examples == wrong
 
 
+def told(model: Model, seen: list[Evidence], at: int) -> Tensor:
+    """Cosines [label] of an example that is left out; by texts if its label has no other."""
+    assert model.gaussian.prior is not None
+    mean, own, found = model.gaussian.prior.mean, seen[at].label, []
+    alone = sum(one.label == own for one in seen) == 1
+    for label in model.labels:
+        images = [one.original.double() for one in seen if one.label == label]
+        count = len(images)
+        if label == own and not alone:  # which keeps its count
+            images = [
+                one.original.double()
+                for i, one in enumerate(seen)
+                if one.label == label and i != at
+            ]
+        away = torch.stack(images).mean(0) - mean
+        moved = VECTORS[label] + (0 if alone else count / (count + 1) * away)
+        found.append(F.normalize(moved.float(), dim=0) @ seen[at].tuned)
+    return torch.stack(found)
+
+
 def test_weights_are_fitted_on_the_latest_evidence_at_every_step() -> None:
     """At example 32, from what came before it, as it is then."""
     model, seen = lived(31), stream(31)[0]
@@ -91,6 +111,7 @@ def test_weights_are_fitted_on_the_latest_evidence_at_every_step() -> None:
     target = [model.rows[one.label] for one in seen]
     images = {name: torch.stack([getattr(one, name) for one in seen]) for name in POOLED[:2]}
     scores = {name: (scale * its @ vectors.T).log_softmax(1) for name, its in images.items()}
+    scores["tuned"] = torch.stack([scale * told(model, seen, i) for i in range(31)]).log_softmax(1)
     ratios, typical = model.gaussian.judged_left_out(images["original"], target)
     scores["gaussian"] = ratios - typical
     assert model.weights == pytest.approx(weigh(scores, torch.tensor(target)), rel=1e-4)

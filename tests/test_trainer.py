@@ -295,6 +295,19 @@ def assert_counted(trainer: JournaledTrainer) -> None:
         assert torch.equal(found.moment, moment), part
 
 
+def assert_imprinted(trainer: JournaledTrainer) -> None:
+    """Labels go with the images of the examples in the memory, and with no others."""
+    prior, shifts = trainer.model.gaussian.prior, trainer.learner.shifts
+    if prior is None:
+        assert len(shifts) == 0
+        return
+    known = trainer.model.gaussian.now
+    for row, (count, total) in enumerate(zip(known.counts, known.sums, strict=True)):
+        away = (total.double() / 2**16 - count * prior.mean) / (count + 1)
+        torch.testing.assert_close(shifts[row].double(), away, atol=1e-6, rtol=1e-5)
+    assert not shifts[known.rows :].any()
+
+
 def assert_consistent(trainer: JournaledTrainer) -> None:
     """Labels, rows, vectors and counts say the same, and agree with the memory."""
     left = trainer.memory.labels()
@@ -303,8 +316,10 @@ def assert_consistent(trainer: JournaledTrainer) -> None:
     assert {label: trainer.examples.count(label) for label in trainer.labels} == left
     known = trainer.model.vectors
     torch.testing.assert_close(known, model().embed_labels(trainer.labels))
-    shifts = trainer.learner.shifts
-    assert len(shifts) == (0 if trainer.settings.learner.tune == "block" else len(left))
+    if trainer.settings.learner.tune == "block":
+        assert_imprinted(trainer)
+    else:
+        assert len(trainer.learner.shifts) == len(left)
     assert set(trainer.model.estimates.state()["labels"]) <= left.keys()
     ids = dict(trainer.memory.ids())
     assert trainer.model.kept <= ids.keys()

@@ -286,22 +286,23 @@ class Model:
             "gaussian": (ratios - typical)[:, seen_rows],
         }
         if self.imprint and found:
+            moved = F.normalize(vectors + self.imprint.of(self.gaussian.now, seen_rows), dim=-1)
             left = self.imprint.left_out(self.gaussian.now, target, original)
-            scores["tuned"] = self._imprinted(tuned, vectors, seen_rows, at, left)
+            scores["tuned"] = self._imprinted(tuned, vectors, moved, at, left)
         for name, score in self.others.left_out(original, target, numbers).items():
             scores[name] = score[:, seen_rows]
         return scores, at, typical[:, seen_rows]
 
     def _imprinted(
-        self, tuned: Tensor, texts: Tensor, rows: Sequence[int], target: Tensor, left: Tensor
+        self, tuned: Tensor, texts: Tensor, moved: Tensor, target: Tensor, left: Tensor
     ) -> Tensor:
-        """Log-probabilities [example, label] by the tuned model, over the labels of these rows.
+        """Log-probabilities [example, label] by the tuned model, as if none had been learned.
 
-        The label of each example goes with what is `left` [example, dim] without it. One that is
-        the only one of its label is told by texts alone, or the others would be ahead.
+        Labels are `moved` from their texts, that of each example by what is `left` [example, dim]
+        without it. One that is the only one of its label is told by texts alone, or the others
+        would be ahead.
         """
-        shifts = self.learner.shifts.float().cpu()
-        said = self.learner.named(tuned, self.learner.moved(texts, shifts, torch.tensor(rows)))
+        said = self.learner.named(tuned, moved)
         own = F.normalize(texts[target] + left, dim=-1)
         scores = self.learner.spec.logit_scale * (tuned * own).sum(1, keepdim=True)
         said = said.scatter(1, target.unsqueeze(1), scores)
