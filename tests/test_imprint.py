@@ -13,7 +13,7 @@ from torch import Tensor
 
 from anytimecl import AnytimeClassifier
 from anytimecl.experts.statistics import Statistics
-from anytimecl.imprint import Imprint
+from anytimecl.imprint import TEXT, Imprint
 
 PRIOR = measured().prior
 assert PRIOR is not None
@@ -35,7 +35,7 @@ def known(rows: list[int] = ROWS) -> Statistics:
 
 
 def by_hand(some: Tensor, count: int, strength: float = 1.0) -> Tensor:
-    return strength * (some.double() - MEAN).sum(0) / (count + 1)
+    return strength * (some.double() - MEAN).sum(0) / (count + TEXT)
 
 
 @pytest.mark.parametrize("strength", [1.0, 2.5])
@@ -66,7 +66,7 @@ def test_left_out_it_is_the_mean_of_the_others_with_the_same_count() -> None:
         if not rest:
             assert not found[at].any()
             continue
-        expected = (images()[rest].double().mean(0) - MEAN) * len(own) / (len(own) + 1)
+        expected = (images()[rest].double().mean(0) - MEAN) * len(own) / (len(own) + TEXT)
         torch.testing.assert_close(found[at], expected.float(), atol=1e-3, rtol=1e-3)
 
 

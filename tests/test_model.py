@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from tests.helpers import changed, measured, settings
 from torch import Tensor
 
+from anytimecl.imprint import TEXT
 from anytimecl.model import POOLED, Evidence, Model
 from anytimecl.pool import RECENT, start_weights, weigh
 
@@ -98,7 +99,7 @@ def told(model: Model, seen: list[Evidence], at: int) -> Tensor:
                 if one.label == label and i != at
             ]
         away = torch.stack(images).mean(0) - mean
-        moved = VECTORS[label] + (0 if alone else count / (count + 1) * away)
+        moved = VECTORS[label] + (0 if alone else count / (count + TEXT) * away)
         found.append(F.normalize(moved.float(), dim=0) @ seen[at].tuned)
     return torch.stack(found)
 

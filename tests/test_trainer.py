@@ -32,6 +32,7 @@ from anytimecl.blend import BLENDS, Estimates
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.codec import make_codec
 from anytimecl.errors import CheckpointError
+from anytimecl.imprint import TEXT
 from anytimecl.journaled import JournaledTrainer
 from anytimecl.lock import TurnLock
 from anytimecl.loss import anytime_loss
@@ -303,7 +304,7 @@ def assert_imprinted(trainer: JournaledTrainer) -> None:
         return
     known = trainer.model.gaussian.now
     for row, (count, total) in enumerate(zip(known.counts, known.sums, strict=True)):
-        away = (total.double() / 2**16 - count * prior.mean) / (count + 1)
+        away = (total.double() / 2**16 - count * prior.mean) / (count + TEXT)
         torch.testing.assert_close(shifts[row].double(), away, atol=1e-6, rtol=1e-5)
     assert not shifts[known.rows :].any()
 

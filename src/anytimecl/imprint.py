@@ -3,11 +3,11 @@
 With `e` the text's vector, `x` the `n` images of the label as the original model sees them, and
 `m0` the mean of images in general,
 
-    v(y) = e(y) + strength * sum of (x - m0) / (n + 1),   of unit length:
+    v(y) = e(y) + strength * sum of (x - m0) / (n + TEXT),   of unit length:
 
-weight imprinting, with the text as the first image. Where labels are but codes, images are all
-that tells them apart. It follows from the sums that the Gaussian expert keeps, and so it goes back
-exactly when an example does.
+weight imprinting, with the text for as many images as it is worth. Where labels are but codes,
+images are all that tells them apart. It follows from the sums that the Gaussian expert keeps, and
+so it goes back exactly when an example does.
 
 (Qi, Brown and Lowe, "Low-Shot Learning with Imprinted Weights", CVPR 2018.)
 """
@@ -17,11 +17,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from anytimecl.backbone.prior import Prior
 from anytimecl.experts.statistics import FIXED, Statistics
 from anytimecl.settings import LearnerConfig
+
+TEXT = 16.0  # images that a text stands for
 
 
 class Imprint:
@@ -62,10 +65,26 @@ class Imprint:
         counts = known.counts[list(rows)].unsqueeze(1)
         rest = known.sums[list(rows)].double() / FIXED - images
         mean = rest / (counts - 1).clamp_min(1)
-        share = self._strength * counts / (counts + 1) * (counts > 1)
+        share = self._strength * counts / (counts + TEXT) * (counts > 1)
         return (share * (mean - self._mean)).float()
 
     def _from(self, counts: Tensor, sums: Tensor) -> Tensor:
         count = counts.double().unsqueeze(1)
         away = sums.double() / FIXED - count * self._mean
-        return (self._strength * away / (count + 1)).float()
+        return (self._strength * away / (count + TEXT)).float()
+
+
+def left_out_cosines(
+    tuned: Tensor, texts: Tensor, shifts: Tensor, target: Tensor, left: Tensor
+) -> Tensor:
+    """Of images [example, dim] with labels [label, dim], as if none of them had been learned.
+
+    Labels go with their `shifts` [label, dim], that of each example, `target` [example], with what
+    is `left` [example, dim] without it. One that is the only one of its label is told by texts
+    alone, or the others would be ahead.
+    """
+    own = F.normalize(texts[target] + left, dim=-1)
+    said = tuned @ F.normalize(texts + shifts, dim=-1).T
+    said = said.scatter(1, target.unsqueeze(1), (tuned * own).sum(1, keepdim=True))
+    alone = (left == 0).all(1, keepdim=True)
+    return torch.where(alone, tuned @ texts.T, said)

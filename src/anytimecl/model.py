@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from anytimecl.acceleration import OnlineLearner
@@ -21,7 +20,7 @@ from anytimecl.blend import BLENDS, Estimates, Opinions, unlearned
 from anytimecl.errors import LabelError
 from anytimecl.experts import GaussianExpert, InstanceExpert, OtherExperts
 from anytimecl.experts.gaussian import last_step
-from anytimecl.imprint import Imprint
+from anytimecl.imprint import Imprint, left_out_cosines
 from anytimecl.label_table import LabelTable
 from anytimecl.learner import Learner
 from anytimecl.pool import RECENT, Familiar, start_weights, weigh
@@ -107,7 +106,13 @@ class Model:
         images, tuned_images = chosen.both_images(tokens)
         original = chosen.named_by_original(images, vectors)
         tuned = chosen.named_by_tuned(tuned_images, vectors, rows)
-        return self.of_logits(tuned, original, chosen.other_logit, images, names)
+        texts = self.by_text(tuned_images, vectors, names)
+        return self.of_logits(tuned, original, chosen.other_logit, images, names, texts)
+
+    def by_text(self, tuned: Tensor, vectors: Tensor, names: Sequence[str]) -> Tensor | None:
+        """Logits [image, label] of the tuned model's images beside texts, where some are unseen."""
+        unseen = self.imprint and any(name not in self.rows for name in names)
+        return self.spec.logit_scale * tuned @ vectors.T if unseen else None
 
     def check_taught(self, names: Sequence[str]) -> None:
         """An error for labels that nothing can be said of, since they are but codes."""
@@ -121,9 +126,18 @@ class Model:
             )
 
     def of_logits(
-        self, tuned: Tensor, original: Tensor, other: Tensor, images: Tensor, names: Sequence[str]
+        self,
+        tuned: Tensor,
+        original: Tensor,
+        other: Tensor,
+        images: Tensor,
+        names: Sequence[str],
+        texts: Tensor | None = None,
     ) -> Opinions:
-        """The same, from what both models have said [image, label] of `images` [image, dim]."""
+        """The same, from what both models have said [image, label] of `images` [image, dim].
+
+        `texts`: `by_text`, if there is any.
+        """
         said: dict[str, Any] = {}
         if self._wants_experts:
             rows = [self.rows.get(name, -1) for name in names]
@@ -137,6 +151,7 @@ class Model:
                 "scores": everyone,
                 "weights": self.weights,
                 "typical": typical.to(device),
+                "by_text": None if texts is None else texts.softmax(1),
                 "familiar": self.familiar,
                 "copy": copy.to(device),
                 "copy_of": copy_of.to(device),
@@ -286,28 +301,13 @@ class Model:
             "gaussian": (ratios - typical)[:, seen_rows],
         }
         if self.imprint and found:
-            moved = F.normalize(vectors + self.imprint.of(self.gaussian.now, seen_rows), dim=-1)
+            shifts = self.imprint.of(self.gaussian.now, seen_rows)
             left = self.imprint.left_out(self.gaussian.now, target, original)
-            scores["tuned"] = self._imprinted(tuned, vectors, moved, at, left)
+            cosines = left_out_cosines(tuned, vectors, shifts, at, left)
+            scores["tuned"] = (self.spec.logit_scale * cosines).log_softmax(1)
         for name, score in self.others.left_out(original, target, numbers).items():
             scores[name] = score[:, seen_rows]
         return scores, at, typical[:, seen_rows]
-
-    def _imprinted(
-        self, tuned: Tensor, texts: Tensor, moved: Tensor, target: Tensor, left: Tensor
-    ) -> Tensor:
-        """Log-probabilities [example, label] by the tuned model, as if none had been learned.
-
-        Labels are `moved` from their texts, that of each example by what is `left` [example, dim]
-        without it. One that is the only one of its label is told by texts alone, or the others
-        would be ahead.
-        """
-        said = self.learner.named(tuned, moved)
-        own = F.normalize(texts[target] + left, dim=-1)
-        scores = self.learner.spec.logit_scale * (tuned * own).sum(1, keepdim=True)
-        said = said.scatter(1, target.unsqueeze(1), scores)
-        alone = (left == 0).all(1, keepdim=True)
-        return torch.where(alone, self.learner.named(tuned, texts), said).log_softmax(1)
 
     @one_thread()  # sums over many examples
     def _fit(self, without: Sequence[str] = ()) -> None:

@@ -91,7 +91,8 @@ class SleepingLeaf:
             return LeafAnswer.of(unlearned(original, self._spec.none_logit), self._blend)
         tuned = images_of(self._thin.restored(self._original), self._spec.tail, tokens)
         logits = self._spec.logit_scale * tuned @ self._moved(labels, vectors).T
-        opinions = self._model.of_logits(logits, original, self._other, images, labels)
+        texts = self._model.by_text(tuned, vectors, labels)
+        opinions = self._model.of_logits(logits, original, self._other, images, labels, texts)
         return LeafAnswer.of(opinions, self._blend)
 
     def _moved(self, labels: Sequence[str], vectors: Tensor) -> Tensor:
