@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.helpers import changed, measured, settings
+from tests.helpers import FAST, changed, measured, settings
 from torch import Tensor
 
+from anytimecl.blend import pool
 from anytimecl.imprint import TEXT
 from anytimecl.model import POOLED, Evidence, Model
 from anytimecl.pool import RECENT, start_weights, weigh
@@ -222,6 +224,27 @@ def test_an_answering_copy_says_the_same_whatever_is_learned_since() -> None:
     lived(50, 20, found)
     assert said(copy) == before
     assert said(found) != before
+
+
+def test_beside_labels_never_seen_the_gate_compares_by_texts_alone() -> None:
+    found, images = lived(40), unit(4, 5)
+    vectors = torch.stack([*VECTORS.values(), unit(1, 9)[0]])
+    assert found.by_text(images, vectors[:5], NAMES) is None
+    names = [*NAMES, "never taught"]
+    texts = found.by_text(images, vectors, names)
+    assert texts is not None
+    torch.testing.assert_close(texts, measured().spec.logit_scale * images @ vectors.T)
+    noise = torch.Generator().manual_seed(0)
+    tuned, original = torch.randn(2, 4, len(names), generator=noise)
+
+    def mass(tuned: Tensor, texts: Tensor | None) -> Tensor:
+        given = (tuned, original, torch.zeros(()), images, names, texts)
+        return pool(found.of_logits(*given))[:, :5].sum(1)
+
+    assert not torch.allclose(mass(tuned, texts), mass(tuned, tuned))
+    assert torch.equal(mass(tuned, tuned), mass(tuned, None))
+    plain = lived(40, model=fresh(learner=dataclasses.replace(FAST, imprint=0.0)))
+    assert plain.by_text(images, vectors, names) is None
 
 
 @pytest.mark.parametrize("blend", ["ocw", "tuned"])
