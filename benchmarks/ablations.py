@@ -1,18 +1,18 @@
 """What each part of the pool is worth, on training images that nothing was learned from.
 
     python -m benchmarks.ablations DATA [--tasks resisc12,pets,flowers102] [--seeds 0,1,2]
-                                   [--shots 1,2,4,8] [--model embedded] [--device cpu]
-                                   [--out FILE]
+                                   [--shots 1,2,4,8] [--imprint 0] [--model embedded]
+                                   [--device cpu] [--out FILE]
     python -m benchmarks.ablations show FILE...
 
 A fifth of the examples of every label, ten at most, is held out and asked about. *name* and *code*:
-so many examples of every label are taught, labels called by name and by a code that means nothing.
-*class*: a fifth of the classes after the other, all that are left of their examples, asked over all
-classes while some are still unseen. *data*: all examples in random order, asked over all classes
-after 2, 4, 8, 16 and 32 per cent, when labels have very different numbers of them. A stream is
-learned once; then one part of the pool is changed at a time, and all else stays. Prints the mean
-over tasks and shots, and its spread over seeds; --out keeps every figure as a line of JSON, which
-`show` reads.
+so many examples of every label (0: all) are taught, labels called by name and by a code that means
+nothing. *class*: a fifth of the classes after the other, all that are left of their examples, asked
+over all classes while some are still unseen. *data*: all examples in random order, asked over all
+classes after 2, 4, 8, 16 and 32 per cent, when labels have very different numbers of them. A stream
+is learned once; then one part of the pool is changed at a time, and all else stays. What changes
+the learning itself, `--imprint`, is a run of its own. Prints the mean over tasks and shots, and its
+spread over seeds; --out keeps every figure as a line of JSON, which `show` reads.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from anytimecl.backbone import Backbone, load
 from anytimecl.blend import POOL, Opinions, blend
 from anytimecl.experts import gaussian, instance
 from anytimecl.model import Model
-from anytimecl.settings import Settings
+from anytimecl.settings import LearnerConfig, Settings
 from anytimecl.stream import StreamLearner
 from anytimecl_lab._progress import tell
 from anytimecl_lab.scenarios import class_incremental, data_incremental
@@ -193,30 +193,36 @@ def open_task(archive: Path, backbone: Backbone, *, coded: bool) -> Task:
     )
 
 
-def learner_of(task: Task, backbone: Backbone, seed: int) -> StreamLearner:
-    settings = Settings(codec="tokens-fp16", seed=seed)
+def learner_of(task: Task, backbone: Backbone, seed: int, config: LearnerConfig) -> StreamLearner:
+    settings = Settings(codec="tokens-fp16", seed=seed, learner=config)
     given = (backbone.spec, backbone.tail, settings, task.tokens, task.targets, task.vectors)
     return StreamLearner(*given, prior=backbone.prior)
 
 
 def streams(
-    task: Task, backbone: Backbone, seed: int, shots: Sequence[int], *, by_class: bool
+    task: Task,
+    backbone: Backbone,
+    seed: int,
+    shots: Sequence[int],
+    config: LearnerConfig,
+    *,
+    by_class: bool,
 ) -> Iterator[tuple[str, StreamLearner]]:
     """Each as it is when it is asked."""
     random, targets = np.random.default_rng(seed), np.array(task.targets)
     own = [random.permutation(np.flatnonzero(targets == label)) for label in task.labels]
     for count in shots:
         if min(map(len, own)) >= count:
-            learner = learner_of(task, backbone, seed)
-            chosen = np.concatenate([some[:count] for some in own])
+            learner = learner_of(task, backbone, seed, config)
+            chosen = np.concatenate([some[: count or None] for some in own])
             learner.learn(random.permutation(chosen).tolist())
             yield "shots", learner
     if by_class:
-        learner = learner_of(task, backbone, seed)
+        learner = learner_of(task, backbone, seed, config)
         for stage in class_incremental(task.targets, seed)[:-1]:
             learner.learn(stage.examples)
             yield "class", learner
-        learner = learner_of(task, backbone, seed)
+        learner = learner_of(task, backbone, seed, config)
         for stage in data_incremental(len(targets), seed)[:-2]:
             learner.learn(stage.examples)
             yield "data", learner
@@ -253,18 +259,21 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", default="resisc12,pets,flowers102")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--shots", default="1,2,4,8")
+    parser.add_argument("--imprint", type=float, default=LearnerConfig().imprint)
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(words)
     backbone = load(given.model, device=given.device)
+    config = LearnerConfig(imprint=given.imprint)
     shots = [int(count) for count in given.shots.split(",")]
     lines: list[Line] = []
     for name in given.tasks.split(","):
         for coded in (False, True):
             task = open_task(given.data / f"{name}.zip", backbone, coded=coded)
             for seed in map(int, given.seeds.split(",")):
-                for kind, learner in streams(task, backbone, seed, shots, by_class=not coded):
+                taught = streams(task, backbone, seed, shots, config, by_class=not coded)
+                for kind, learner in taught:
                     column = kind if kind != "shots" else "code" if coded else "name"
                     tell(f"{name}, {column}, seed {seed}, {len(learner.model.evidence)} kept")
                     lines += compared(learner.model, task, {"task": name, "seed": seed}, column)

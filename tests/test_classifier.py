@@ -1289,8 +1289,10 @@ def test_settings_survive_json() -> None:
     assert Settings.from_json(chosen.to_json()) == chosen
     assert Settings.from_json(Settings().to_json()) == Settings()
     older = json.loads(chosen.to_json())
-    del older["learner"]["eager"]  # which it did not know: it goes on as it began
-    assert Settings.from_json(json.dumps(older)).learner.eager == 0
+    for item in ("eager", "imprint"):  # which it did not know: it goes on as it began
+        del older["learner"][item]
+    learner = Settings.from_json(json.dumps(older)).learner
+    assert learner == dataclasses.replace(chosen.learner, eager=0.0, imprint=0.0)
     for retired in ("recalled", "gated", "paired"):
         older["blend"] = retired
         assert Settings.from_json(json.dumps(older)).blend == "pool"

@@ -291,7 +291,8 @@ def test_the_papers_settings() -> None:
     assert (config.batch, config.weight_decay, config.beta) == (32, 0.05, 0.1)
     assert (config.offline_batch, config.offline_lr, config.offline_least_lr) == (2048, 6e-4, 1e-6)
     assert config.tune == "block"
-    assert (config.scale, config.eager) == (35, 3)  # where the default is not the paper's
+    # Where the default is not the paper's.
+    assert (config.scale, config.eager) == (35, 3)
 
 
 def test_the_first_surprises_of_a_label_are_learned_eagerly() -> None:
@@ -316,11 +317,11 @@ def test_a_longer_step_is_a_larger_rate() -> None:
         {"batch": 0},
         {"offline_batch": 0},
         {"tune": "everything"},
-        *({"eager": value} for value in (-1.0, math.nan, math.inf)),
+        *({item: x} for item in ("eager", "imprint") for x in (-1.0, math.nan, math.inf)),
     ],
 )
 def test_settings_that_cannot_be_learned_with_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"batch|tune|eager"):
+    with pytest.raises(ValueError, match=r"batch|tune|eager|imprint"):
         LearnerConfig(**wrong)
 
 

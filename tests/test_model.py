@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.helpers import changed, measured, settings
+from tests.helpers import FAST, IMPRINTED, changed, measured, settings
 from torch import Tensor
 
+from anytimecl.blend import pool
+from anytimecl.imprint import TEXT
 from anytimecl.model import POOLED, Evidence, Model
 from anytimecl.pool import RECENT, start_weights, weigh
 
@@ -27,7 +29,9 @@ VECTORS = dict(zip(NAMES, unit(len(NAMES), 77), strict=True))
 
 def fresh(**changes: Any) -> Model:
     backbone = measured()
-    return Model(backbone.spec, backbone.tail, settings(**changes), backbone.prior)
+    return Model(
+        backbone.spec, backbone.tail, settings(**{"learner": IMPRINTED, **changes}), backbone.prior
+    )
 
 
 def stream(count: int) -> tuple[list[Evidence], list[tuple[bool, bool]]]:
@@ -83,6 +87,26 @@ def test_images_that_the_tuned_model_had_wrong_are_kept_as_instances() -> None:
     assert lived(40).instances.examples == wrong
 
 
+def told(model: Model, seen: list[Evidence], at: int) -> Tensor:
+    """Cosines [label] of an example that is left out; by texts if its label has no other."""
+    assert model.gaussian.prior is not None
+    mean, own, found = model.gaussian.prior.mean, seen[at].label, []
+    alone = sum(one.label == own for one in seen) == 1
+    for label in model.labels:
+        images = [one.original.double() for one in seen if one.label == label]
+        count = len(images)
+        if label == own and not alone:  # which keeps its count
+            images = [
+                one.original.double()
+                for i, one in enumerate(seen)
+                if one.label == label and i != at
+            ]
+        away = torch.stack(images).mean(0) - mean
+        moved = VECTORS[label] + (0 if alone else count / (count + TEXT) * away)
+        found.append(F.normalize(moved.float(), dim=0) @ seen[at].tuned)
+    return torch.stack(found)
+
+
 def test_weights_are_fitted_on_the_latest_evidence_at_every_step() -> None:
     """At example 32, from what came before it, as it is then."""
     model, seen = lived(31), stream(31)[0]
@@ -91,6 +115,7 @@ def test_weights_are_fitted_on_the_latest_evidence_at_every_step() -> None:
     target = [model.rows[one.label] for one in seen]
     images = {name: torch.stack([getattr(one, name) for one in seen]) for name in POOLED[:2]}
     scores = {name: (scale * its @ vectors.T).log_softmax(1) for name, its in images.items()}
+    scores["tuned"] = torch.stack([scale * told(model, seen, i) for i in range(31)]).log_softmax(1)
     ratios, typical = model.gaussian.judged_left_out(images["original"], target)
     scores["gaussian"] = ratios - typical
     assert model.weights == pytest.approx(weigh(scores, torch.tensor(target)), rel=1e-4)
@@ -200,6 +225,27 @@ def test_an_answering_copy_says_the_same_whatever_is_learned_since() -> None:
     lived(50, 20, found)
     assert said(copy) == before
     assert said(found) != before
+
+
+def test_beside_labels_never_seen_the_gate_compares_by_texts_alone() -> None:
+    found, images = lived(40), unit(4, 5)
+    vectors = torch.stack([*VECTORS.values(), unit(1, 9)[0]])
+    assert found.by_text(images, vectors[:5], NAMES) is None
+    names = [*NAMES, "never taught"]
+    texts = found.by_text(images, vectors, names)
+    assert texts is not None
+    torch.testing.assert_close(texts, measured().spec.logit_scale * images @ vectors.T)
+    noise = torch.Generator().manual_seed(0)
+    tuned, original = torch.randn(2, 4, len(names), generator=noise)
+
+    def mass(tuned: Tensor, texts: Tensor | None) -> Tensor:
+        given = (tuned, original, torch.zeros(()), images, names, texts)
+        return pool(found.of_logits(*given))[:, :5].sum(1)
+
+    assert not torch.allclose(mass(tuned, texts), mass(tuned, tuned))
+    assert torch.equal(mass(tuned, tuned), mass(tuned, None))
+    plain = lived(40, model=fresh(learner=FAST))
+    assert plain.by_text(images, vectors, names) is None
 
 
 @pytest.mark.parametrize("blend", ["ocw", "tuned"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers import differing, knowledge, measured, picture, settings
+from tests.helpers import FAST, IMPRINTED, differing, knowledge, measured, picture, settings
 from tests.test_trainer import assert_counted
 
 from anytimecl.classifier import AnytimeClassifier
@@ -45,6 +45,7 @@ class Driver:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.random = folder, Random(seed)
+        self.settings = settings(learner=IMPRINTED if seed % 2 else FAST)
         self.plain = Reference()
         self.classifier = self.opened()
         acts = {
@@ -54,7 +55,7 @@ class Driver:
         self.acts, self.weights = list(acts), list(acts.values())
 
     def opened(self) -> AnytimeClassifier:
-        return AnytimeClassifier.open(self.folder, model=measured(), settings=settings())
+        return AnytimeClassifier.open(self.folder, model=measured(), settings=self.settings)
 
     def run(self, count: int) -> None:
         for number in range(1, count + 1):
@@ -184,8 +185,9 @@ def drive(folder: Path, count: int, seed: int) -> dict[str, Any]:
     return found
 
 
-def test_some_hundred_acts(tmp_path: Path) -> None:
-    drive(tmp_path / "memory", 250, seed=1)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_some_hundred_acts(tmp_path: Path, seed: int) -> None:
+    drive(tmp_path / "memory", 125, seed)
 
 
 @pytest.mark.slow

@@ -6,14 +6,24 @@ import dataclasses
 
 import pytest
 import torch
-from tests.helpers import FAST, LABELS, lesson, measured, model, picture, settings, taught
+from tests.helpers import (
+    FAST,
+    IMPRINTED,
+    LABELS,
+    lesson,
+    measured,
+    model,
+    picture,
+    settings,
+    taught,
+)
 from torch import Tensor
 
 from anytimecl import stream
 from anytimecl.backbone.prior import Prior
 from anytimecl.model import POOLED, Model
 from anytimecl.pool import start_weights
-from anytimecl.settings import Precision, Settings
+from anytimecl.settings import LearnerConfig, Precision, Settings
 from anytimecl.stream import StreamLearner
 from anytimecl.tail import TailInput, Tokens, normalise
 from anytimecl.trainer import Trainer
@@ -78,9 +88,14 @@ def test_a_stream_is_its_examples_one_by_one(sampler: str) -> None:
     check_same(streamed(chosen), taught(range(COUNT), settings=chosen)._trainer)
 
 
-def test_with_a_prior_for_the_experts() -> None:
-    learner = streamed(settings(), prior=measured().prior)
-    check_same(learner, taught(range(COUNT), model=measured())._trainer)
+@pytest.mark.parametrize("config", [FAST, IMPRINTED], ids=["texts", "imprinted"])
+def test_with_a_prior_for_the_experts(
+    config: LearnerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = settings(learner=config)
+    monkeypatch.setattr(stream, "STRETCH", 16)
+    learner = streamed(chosen, prior=measured().prior)
+    check_same(learner, taught(range(COUNT), settings=chosen, model=measured())._trainer)
     assert learner.model.instances.examples
 
 

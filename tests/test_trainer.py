@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from tests.helpers import (
     FAST,
+    IMPRINTED,
     LABELS,
     changed,
     lesson,
@@ -32,6 +33,7 @@ from anytimecl.blend import BLENDS, Estimates
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.codec import make_codec
 from anytimecl.errors import CheckpointError
+from anytimecl.imprint import TEXT
 from anytimecl.journaled import JournaledTrainer
 from anytimecl.lock import TurnLock
 from anytimecl.loss import anytime_loss
@@ -295,6 +297,20 @@ def assert_counted(trainer: JournaledTrainer) -> None:
         assert torch.equal(found.moment, moment), part
 
 
+def assert_imprinted(trainer: JournaledTrainer) -> None:
+    """Labels go with the images of the examples in the memory, and with no others."""
+    prior, shifts = trainer.model.gaussian.prior, trainer.learner.shifts
+    if trainer.model.imprint is None:
+        assert len(shifts) == 0
+        return
+    assert prior is not None
+    known = trainer.model.gaussian.now
+    for row, (count, total) in enumerate(zip(known.counts, known.sums, strict=True)):
+        away = (total.double() / 2**16 - count * prior.mean) / (count + TEXT)
+        torch.testing.assert_close(shifts[row].double(), away, atol=1e-6, rtol=1e-5)
+    assert not shifts[known.rows :].any()
+
+
 def assert_consistent(trainer: JournaledTrainer) -> None:
     """Labels, rows, vectors and counts say the same, and agree with the memory."""
     left = trainer.memory.labels()
@@ -303,8 +319,10 @@ def assert_consistent(trainer: JournaledTrainer) -> None:
     assert {label: trainer.examples.count(label) for label in trainer.labels} == left
     known = trainer.model.vectors
     torch.testing.assert_close(known, model().embed_labels(trainer.labels))
-    shifts = trainer.learner.shifts
-    assert len(shifts) == (0 if trainer.settings.learner.tune == "block" else len(left))
+    if trainer.settings.learner.tune == "block":
+        assert_imprinted(trainer)
+    else:
+        assert len(trainer.learner.shifts) == len(left)
     assert set(trainer.model.estimates.state()["labels"]) <= left.keys()
     ids = dict(trainer.memory.ids())
     assert trainer.model.kept <= ids.keys()
@@ -425,10 +443,14 @@ def assert_same(one: JournaledTrainer, two: JournaledTrainer) -> None:
     assert first.event == second.event
 
 
-@pytest.mark.parametrize("tune", ["block", "classifier", "both"])
+LEARNERS = {tune: dataclasses.replace(FAST, tune=tune) for tune in ("block", "classifier", "both")}
+LEARNERS["imprinted"] = IMPRINTED
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_a_replayed_journal_gives_the_same_trainer(sampler: str, tune: Any) -> None:
-    chosen = settings(sampler=sampler, learner=dataclasses.replace(FAST, tune=tune))
+def test_a_replayed_journal_gives_the_same_trainer(sampler: str, learner: str) -> None:
+    chosen = settings(sampler=sampler, learner=LEARNERS[learner])
     classifier = taught(range(12), settings=chosen, model=measured())
     classifier.consolidate(2)
     for number in range(12, 18):
@@ -441,12 +463,12 @@ def test_a_replayed_journal_gives_the_same_trainer(sampler: str, tune: Any) -> N
     assert_same(classifier._trainer, again)
 
 
-@pytest.mark.parametrize("tune", ["block", "both"])
+@pytest.mark.parametrize("learner", ["block", "both", "imprinted"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_restored_trainer_continues_bit_for_bit_even_after_forgetting(
-    sampler: str, tune: Any
+    sampler: str, learner: str
 ) -> None:
-    chosen = settings(sampler=sampler, learner=dataclasses.replace(FAST, tune=tune))
+    chosen = settings(sampler=sampler, learner=LEARNERS[learner])
     classifier = taught(range(20), settings=chosen, model=measured())
     first = next(iter(classifier.memory.ids()))
     classifier.forget(example_id=first[0])  # its label keeps its place in line

@@ -116,6 +116,7 @@ class Opinions:
     typical: Tensor | None = None  # [label], the Gaussian expert's score of an image of that label
     copy: Tensor | None = None  # [image], probability that it is one that was taught
     copy_of: Tensor | None = None  # [image], and of which label
+    by_text: Tensor | None = None  # [image, label], as `tuned`, of images beside texts alone
     familiar: Familiar | None = None  # what Gaussian scores tell of whether its label was taught
 
     @classmethod
@@ -178,7 +179,9 @@ def pool(opinions: Opinions) -> Tensor:
     above = None if familiar is None else opinions.above()
     among = pooled(list(said.values()), [opinions.weights[name] for name in said], seen)
     ratio = None if familiar is None or above is None else familiar.ratio(above)
-    values = gate(among, opinions.tuned, opinions.original, seen, counts, accuracies, ratio)
+    # Only labels that were seen are compared by their images, too: of others texts know as much.
+    tuned = opinions.tuned if opinions.by_text is None else opinions.by_text
+    values = gate(among, tuned, opinions.original, seen, counts, accuracies, ratio)
     if opinions.copy is None or opinions.copy_of is None:
         return values
     sure = opinions.copy.unsqueeze(1)

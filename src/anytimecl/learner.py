@@ -45,7 +45,8 @@ class Learner:
         )
         some = next(iter(self.params.values()))
         self.other = some.new_zeros(())  # the logit of "other", in units of a cosine
-        self.shifts = some.new_zeros(0, spec.dim)  # [label, dim], of a trainable classifier
+        # [label, dim], of a trainable classifier, or what images of each label look like.
+        self.shifts = some.new_zeros(0, spec.dim)
         self.optimiser = self.fresh_optimiser()
 
     @property
@@ -85,7 +86,7 @@ class Learner:
         return self.named_by_tuned(self.tuned_images(tokens), vectors, rows)
 
     def moved(self, vectors: Tensor, shifts: Tensor, rows: Tensor) -> Tensor:
-        """Label embeddings [label, dim] as a trainable classifier has moved them."""
+        """Label embeddings [label, dim], moved to where these images or learning have them."""
         return F.normalize(shifted(vectors, shifts, rows), dim=-1) if len(shifts) else vectors
 
     def named(self, images: Tensor, vectors: Tensor) -> Tensor:
@@ -207,10 +208,19 @@ class Learner:
         if self.config.tune != "block" and missing > 0:
             self._change_rows(lambda tensor: F.pad(tensor, (0, 0, 0, missing)))
 
+    def imprint(self, rows: Sequence[int], shifts: Tensor) -> None:
+        """Labels [row] are compared with images by these [row, dim] beside their texts."""
+        missing = max(rows, default=-1) + 1 - len(self.shifts)
+        if missing > 0:  # twice as many, so that a new label costs O(1)
+            self.shifts = F.pad(self.shifts, (0, 0, 0, max(16, missing, len(self.shifts))))
+        self.shifts[list(rows)] = shifts.to(self.shifts)
+
     def drop_row(self, row: int) -> None:
-        """The trainable classifier, if there is one, forgets a label."""
+        """A label is forgotten; those behind it move up."""
         if self.config.tune != "block":
-            self._change_rows(lambda tensor: torch.cat([tensor[:row], tensor[row + 1 :]]))
+            self._change_rows(lambda tensor: _without(tensor, row))
+        else:
+            self.shifts = _without(self.shifts, row)
 
     def _change_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         first, second = self.optimiser.moments["classifier"]
@@ -238,7 +248,11 @@ class Learner:
         self.optimiser.steps = int(state["steps"])
 
 
+def _without(tensor: Tensor, row: int) -> Tensor:
+    return torch.cat([tensor[:row], tensor[row + 1 :]])
+
+
 def shifted(vectors: Tensor, shifts: Tensor, rows: Tensor) -> Tensor:
-    """Label embeddings [label, dim], each with the row that a trainable classifier has for it."""
+    """Label embeddings [label, dim], each with the row that there is for it, if there is one."""
     known = ((rows >= 0) & (rows < len(shifts))).unsqueeze(1)
     return vectors + torch.where(known, shifts[rows.clamp(0, len(shifts) - 1)], 0.0)

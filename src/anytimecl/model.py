@@ -20,6 +20,7 @@ from anytimecl.blend import BLENDS, Estimates, Opinions, unlearned
 from anytimecl.errors import LabelError
 from anytimecl.experts import GaussianExpert, InstanceExpert, OtherExperts
 from anytimecl.experts.gaussian import last_step
+from anytimecl.imprint import Imprint, left_out_cosines
 from anytimecl.label_table import LabelTable
 from anytimecl.learner import Learner
 from anytimecl.pool import RECENT, Familiar, start_weights, weigh
@@ -59,6 +60,7 @@ class Model:
         self.estimates = Estimates(settings.eta)
         self.gaussian = GaussianExpert(spec.dim, prior)
         self.instances = InstanceExpert(spec.dim, prior)
+        self.imprint = Imprint.of_settings(settings.learner, prior)
         self.others = OtherExperts(settings.other_experts, spec.dim, prior)
         self.weights = start_weights((*POOLED, *self.others.names), names=spec.names)
         self.familiar: Familiar | None = None
@@ -104,7 +106,14 @@ class Model:
         images, tuned_images = chosen.both_images(tokens)
         original = chosen.named_by_original(images, vectors)
         tuned = chosen.named_by_tuned(tuned_images, vectors, rows)
-        return self.of_logits(tuned, original, chosen.other_logit, images, names)
+        texts = self.by_text(tuned_images, vectors, names)
+        return self.of_logits(tuned, original, chosen.other_logit, images, names, texts)
+
+    def by_text(self, tuned: Tensor, vectors: Tensor, names: Sequence[str]) -> Tensor | None:
+        """Logits [image, label] of the tuned model's images beside texts, where some are unseen."""
+        if self.imprint is None or all(name in self.rows for name in names):
+            return None
+        return self.spec.logit_scale * tuned @ vectors.T
 
     def check_taught(self, names: Sequence[str]) -> None:
         """An error for labels that nothing can be said of, since they are but codes."""
@@ -118,9 +127,18 @@ class Model:
             )
 
     def of_logits(
-        self, tuned: Tensor, original: Tensor, other: Tensor, images: Tensor, names: Sequence[str]
+        self,
+        tuned: Tensor,
+        original: Tensor,
+        other: Tensor,
+        images: Tensor,
+        names: Sequence[str],
+        texts: Tensor | None = None,
     ) -> Opinions:
-        """The same, from what both models have said [image, label] of `images` [image, dim]."""
+        """The same, from what both models have said [image, label] of `images` [image, dim].
+
+        `texts`: `by_text`, if there is any.
+        """
         said: dict[str, Any] = {}
         if self._wants_experts:
             rows = [self.rows.get(name, -1) for name in names]
@@ -134,6 +152,7 @@ class Model:
                 "scores": everyone,
                 "weights": self.weights,
                 "typical": typical.to(device),
+                "by_text": None if texts is None else texts.softmax(1),
                 "familiar": self.familiar,
                 "copy": copy.to(device),
                 "copy_of": copy_of.to(device),
@@ -161,6 +180,7 @@ class Model:
         row = self.rows[seen.label]
         self.estimates.add(seen.label, tuned=tuned, original=original)
         self.gaussian.add(seen.example, row, seen.original)
+        self.imprinted([row])
         if self.others.experts:
             self.others.add([seen.example], [row], [seen.original])
         if not tuned:
@@ -191,8 +211,14 @@ class Model:
                     torch.stack([some[i].original for i in wrong]),
                 )
             self.evidence.extend(some)
+        self.imprinted(sorted({self.rows[one.label] for one in seen}))
         for one, (tuned, original) in zip(seen, right, strict=True):
             self.estimates.add(one.label, tuned=tuned, original=original)
+
+    def imprinted(self, rows: Sequence[int]) -> None:
+        """The tuned model compares images with what images of these labels look like now."""
+        if self.imprint is not None:
+            self.learner.imprint(rows, self.imprint.of(self.gaussian.now, rows))
 
     def remove(self, example: int, label: str, image: Tensor | None) -> None:
         """An example is taken back: the experts keep no trace of it.
@@ -201,6 +227,7 @@ class Model:
         """
         if image is not None:
             self.gaussian.remove(example, self.rows[label], image)
+            self.imprinted([self.rows[label]])
             self.others.remove(example, self.rows[label], image)
         self.let_go([example])
 
@@ -213,6 +240,7 @@ class Model:
             self.gaussian.remove(example, self.rows[before], image)
             self.others.remove(example, self.rows[before], image)
             self.gaussian.add(example, self.rows[label], image)
+            self.imprinted([self.rows[before], self.rows[label]])
             self.others.add([example], [self.rows[label]], [image])
         self._retell(lambda seen: seen.example == example, label)
         return self.instances.move(example, self.rows[label])
@@ -244,6 +272,7 @@ class Model:
         """Statistics of these examples, in order, and of no others."""
         rows = [self.rows[label] for label in labels]
         self.gaussian.count(examples, rows, images, len(self.labels))
+        self.imprinted(range(len(self.labels)))
         self.others.count(examples, rows, images, len(self.labels))
 
     def evidence_scores(self) -> tuple[dict[str, Tensor], Tensor, Tensor]:
@@ -265,15 +294,20 @@ class Model:
             for name in ("tuned", "original")
         )
         vectors = self.vectors.float().cpu()[seen_rows]
+        at = torch.tensor([place[row] for row in target], dtype=torch.long)
         ratios, typical = self.gaussian.judged_left_out(original, target, numbers)
         scores = {
             "tuned": self.learner.named(tuned, vectors).log_softmax(1),
             "original": self.learner.named_by_original(original, vectors).log_softmax(1),
             "gaussian": (ratios - typical)[:, seen_rows],
         }
+        if self.imprint is not None and found:
+            shifts = self.imprint.of(self.gaussian.now, seen_rows)
+            left = self.imprint.left_out(self.gaussian.now, target, original)
+            cosines = left_out_cosines(tuned, vectors, shifts, at, left)
+            scores["tuned"] = (self.spec.logit_scale * cosines).log_softmax(1)
         for name, score in self.others.left_out(original, target, numbers).items():
             scores[name] = score[:, seen_rows]
-        at = torch.tensor([place[row] for row in target], dtype=torch.long)
         return scores, at, typical[:, seen_rows]
 
     @one_thread()  # sums over many examples
@@ -336,6 +370,7 @@ class Model:
         if not part("gaussian."):
             return False
         self.gaussian.restore(part("gaussian."))
+        self.imprinted(range(len(self.labels)))
         self.instances.restore(part("instance."))
         pairs = zip(tensors["evidence.tuned"], tensors["evidence.original"], strict=True)
         for (example, label), (tuned, original) in zip(plain["evidence"], pairs, strict=True):

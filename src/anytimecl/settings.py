@@ -48,6 +48,10 @@ class LearnerConfig:
         At that batch; a smaller one takes proportionally less.
     offline_least_lr
         Where the cosine ends.
+    imprint
+        How far the mean image of a label moves the label vector of the tuned model, which is its
+        text embedding alone at 0, as in the paper. Only where the last blocks alone are tuned, of a
+        model with a prior.
     tune
         The last blocks, a classifier on top of the label texts, or both.
     precision
@@ -68,6 +72,7 @@ class LearnerConfig:
     offline_batch: int = 2048
     offline_lr: float = 6e-4
     offline_least_lr: float = 1e-6
+    imprint: float = 0.0
     tune: Literal["block", "classifier", "both"] = "block"
     precision: Precision = "auto"
 
@@ -82,6 +87,8 @@ class LearnerConfig:
             raise ValueError("A batch holds at least one example.")
         if not 0 <= self.eager < math.inf:
             raise ValueError(f"eager is 0 or more, not {self.eager!r}.")
+        if not 0 <= self.imprint < math.inf:
+            raise ValueError(f"imprint is 0 or more, not {self.imprint!r}.")
 
 
 @dataclass(frozen=True)
@@ -212,8 +219,9 @@ class Settings:
             values = json.loads(text)
             if asked is not None:
                 _take_objects(values, asked)
-            # A memory that was made before surprises were learned eagerly goes on as it began.
-            values["learner"] = LearnerConfig(**{"eager": 0.0} | values["learner"])
+            # A memory that was made before there were these goes on as it began.
+            before = {"eager": 0.0, "imprint": 0.0}
+            values["learner"] = LearnerConfig(**before | values["learner"])
             if values["blend"] in RETIRED:
                 values["blend"] = POOL
             if values["templates"] is not None:

@@ -42,6 +42,7 @@ class _Tables(NamedTuple):
     weight: Tensor  # [step, batch], of each in the loss; padding weighs nothing
     known: Tensor  # [step], labels seen, the newcomer's among them
     rate: Tensor  # [step], of learning the newcomer if it is a surprise
+    shift: Tensor  # [step, dim], what its label's images look like from then on
 
 
 class ExampleSource(Protocol):
@@ -115,7 +116,10 @@ class StreamLearner:
             torch.zeros(STRETCH, size, device=device),
             torch.zeros(STRETCH, dtype=torch.long, device=device),
             torch.zeros(STRETCH, device=device),
+            torch.zeros(STRETCH, 0 if self.model.imprint is None else spec.dim, device=device),
         )
+        if self.model.imprint is not None:  # room for all, where a captured step finds it
+            self.learner.imprint(range(room), torch.zeros(room, spec.dim))
         self.rate = torch.zeros((), device=device)  # this turn's
         self._turn = torch.zeros(1, dtype=torch.long, device=device)
         self._right = torch.zeros(STRETCH, dtype=torch.bool, device=device)
@@ -124,20 +128,18 @@ class StreamLearner:
 
     def learn(self, indices: Sequence[int]) -> None:
         """One online step for each of these examples, in order."""
-        parts = range(0, len(indices), STRETCH)
-        told = [self._learn_stretch(indices[start : start + STRETCH]) for start in parts]
-        if not told:
-            return
-        right, images, units = (torch.cat(parts).cpu() for parts in zip(*told, strict=True))
-        # The device is waited for here alone.
-        turn = len(self._at) - len(indices)
-        seen = [
-            Evidence(turn + number, self._label_of[index], unit, image)
-            for number, (index, unit, image) in enumerate(
-                zip(indices, units, images, strict=True), start=1
-            )
-        ]
-        self.model.learned_many(seen, right.tolist())
+        for start in range(0, len(indices), STRETCH):
+            part = indices[start : start + STRETCH]
+            turn = len(self._at)
+            # The device is waited for once a stretch: what comes next depends on its images.
+            right, images, units = (found.cpu() for found in self._learn_stretch(part))
+            seen = [
+                Evidence(turn + number, self._label_of[index], unit, image)
+                for number, (index, unit, image) in enumerate(
+                    zip(part, units, images, strict=True), start=1
+                )
+            ]
+            self.model.learned_many(seen, right.tolist())
 
     @property
     def estimates(self) -> Estimates:
@@ -169,6 +171,10 @@ class StreamLearner:
         self._draw(indices)
         images = self._original_images(indices)
         original = self._original_right(indices, images)
+        if self.model.imprint is not None:
+            rows = [self.rows[self._label_of[index]] for index in indices]
+            shifts = self.model.imprint.ahead(self.model.gaussian.now, rows, images.cpu())
+            self._tables.shift[: len(indices)] = shifts.to(self._target.device)
         if not self.learner.optimiser.steps:
             first = self.learner.named(images[:1], self._vectors[:1])  # has the first row
             self.learner.begin(float(first))
@@ -203,7 +209,7 @@ class StreamLearner:
         self._coming = batches
         rows = [self.rows[self._label_of[index]] for index in indices]
         self._target[torch.tensor(indices)] = torch.tensor(rows).to(self._target.device)
-        for table, values in zip(self._tables, (batches, weights, known, rates), strict=True):
+        for table, values in zip(self._tables[:4], (batches, weights, known, rates), strict=True):
             table[: len(indices)] = torch.tensor(values).to(table.device)
 
     def _enter(self, label: str) -> None:
@@ -230,10 +236,9 @@ class StreamLearner:
 
     def tensors(self) -> list[Tensor]:
         """All that steps change."""
-        return [t for n, t in self.learner.state().items() if n != "steps"] + [
-            self.count,
-            self._turn,
-        ]
+        learned = [t for n, t in self.learner.state().items() if n != "steps"]
+        imprinted = [] if self.model.imprint is None else [self.learner.shifts]
+        return [*learned, *imprinted, self.count, self._turn]
 
     def batch(self) -> Batch:
         """What this turn learns from."""
@@ -260,6 +265,9 @@ class StreamLearner:
     def changing(self) -> Iterator[None]:
         """Around the change of the weights, after which it is the next one's turn."""
         yield
+        if self.model.imprint is not None:
+            newcomer = self._target.index_select(0, self._row(self._tables.batch)[:1])
+            self.learner.shifts.index_copy_(0, newcomer, self._row(self._tables.shift)[None])
         self._turn += 1
 
     def _row(self, table: Tensor) -> Tensor:

@@ -159,6 +159,8 @@ class Trainer:
         steps = epochs * -(-len(ids) // size) if ids else 0
         copy = self.learner_type(self.backbone.spec, self.backbone.tail, config)
         copy.restore(self.learner.state())
+        if self.model.imprint is not None:
+            copy.shifts = self.learner.shifts  # no step changes them
         optimiser = copy.fresh_optimiser()
         for number, chosen in enumerate(_epochs(ids, size, epochs, Random(event))):
             gradients = self._offline_gradients(chosen, copy)
@@ -267,7 +269,7 @@ class _Newcomer:
         original = self._original.masked_fill(tuned == -torch.inf, -torch.inf)
         self.learned = Learned(
             id=self._example,
-            right=self._answer(tuned, original) == own,
+            right=self._answer(tuned, original, images[:1]) == own,
             tuned=int(tuned.argmax()) == own,
             original=self._model.spec.names and int(original.argmax()) == own,
         )
@@ -293,17 +295,19 @@ class _Newcomer:
             self._trainer.examples.add(self._example, self._label)
             self._trainer.event = self._example
 
-    def _answer(self, tuned: Tensor, original: Tensor) -> int:
+    def _answer(self, tuned: Tensor, original: Tensor, image: Tensor) -> int:
         """What would have been answered, as a column of the logits [label]."""
         asked = (tuned > -torch.inf).nonzero().flatten()  # the candidates: the rest do not count
         places = self._batch.rows.cpu()[asked].tolist()
         names = [self._model.labels[row] if row >= 0 else "" for row in places]
+        texts = self._model.by_text(image, self._batch.vectors[asked.to(image.device)], names)
         opinions = self._model.of_logits(
             tuned[None, asked],
             original[None, asked],
             self._other.cpu(),
             self._image[None],
             names,
+            None if texts is None else texts.cpu(),
         )
         return int(asked[blend(self._trainer.settings.blend, opinions)[0].argmax()])
 

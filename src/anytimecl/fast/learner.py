@@ -113,7 +113,7 @@ class FastLearner(Learner):
         return StepInput(
             seen,
             batch.target,
-            batch.vectors,
+            self.moved(batch.vectors, self.shifts, batch.rows),
             self.other.new_zeros(()) if batch.mask is None else batch.mask,
             self.other.new_full((size,), 1 / size) if batch.weight is None else batch.weight,
             scale,

@@ -75,7 +75,7 @@ class CudaStreams(Streams):
         with torch.cuda.stream(self._learners):
             still = standing_still(learner)
         self._predictor.wait_stream(self._learners)
-        for tensor in still.trainable().values():
+        for tensor in (*still.trainable().values(), still.shifts):
             tensor.record_stream(self._predictor)  # it may be read there when nobody here knows it
         return still
 

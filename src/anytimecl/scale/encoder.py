@@ -26,7 +26,7 @@ from anytimecl.stream import StreamLearner
 
 LAYER = "visual_projection.weight"
 # A smaller block that was made for no text has further to go than CLIP's, with every example.
-ENCODER = LearnerConfig(lr=3e-5, eager=0.0)
+ENCODER = LearnerConfig(lr=3e-5, eager=0.0, imprint=0.0)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from anytimecl.blend import unlearned
+from anytimecl.learner import shifted
 from anytimecl.scale.leaf import Leaf, LeafAnswer
 from anytimecl.tail import images_of
 
@@ -77,6 +79,7 @@ class SleepingLeaf:
         self._original = learner.original
         self._thin = compressed(self._original, learner.params, rank)
         self._other = learner.other_logit.clone()
+        self._shifts = learner.shifts.clone()
         self._model = leaf._trainer.model.answering()
 
     @torch.no_grad()
@@ -87,6 +90,14 @@ class SleepingLeaf:
         if not any(label in self._model.rows for label in labels):
             return LeafAnswer.of(unlearned(original, self._spec.none_logit), self._blend)
         tuned = images_of(self._thin.restored(self._original), self._spec.tail, tokens)
-        logits = self._spec.logit_scale * tuned @ vectors.T
-        opinions = self._model.of_logits(logits, original, self._other, images, labels)
+        logits = self._spec.logit_scale * tuned @ self._moved(labels, vectors).T
+        texts = self._model.by_text(tuned, vectors, labels)
+        opinions = self._model.of_logits(logits, original, self._other, images, labels, texts)
         return LeafAnswer.of(opinions, self._blend)
+
+    def _moved(self, labels: Sequence[str], vectors: Tensor) -> Tensor:
+        """As `Learner.moved`."""
+        if not len(self._shifts):
+            return vectors
+        rows = torch.tensor([self._model.rows.get(label, -1) for label in labels])
+        return F.normalize(shifted(vectors, self._shifts, rows.to(vectors.device)), dim=-1)

@@ -42,7 +42,7 @@ def scaled(spec: Spec) -> Spec:
 
 def paper_config(config: LearnerConfig) -> LearnerConfig:
     """One scale for loss and answers, one rate for all examples."""
-    return replace(config, scale=None, eager=0.0)
+    return replace(config, scale=None, eager=0.0, imprint=0.0)
 
 
 def chosen(
