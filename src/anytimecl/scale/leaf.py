@@ -47,6 +47,12 @@ class LeafLesson(NamedTuple):
     content: int | None = None  # digest of its tokens, where they were seen
 
 
+class Former(Learned):
+    """What is said of a lesson whose image has been taught again under another key since."""
+
+    __slots__ = ()
+
+
 class LeafAnswer(NamedTuple):
     """What a leaf says of a batch of images."""
 
@@ -140,6 +146,12 @@ class Leaf(AnytimeClassifier):
             self._catch_up()
             record = Record(lesson.record, lesson.content)
             return self._known(lesson.key, lesson.label, record)
+
+    def _known(self, key: str, label: str, record: Record) -> Learned | None:
+        known = super()._known(key, label, record)
+        if known is None or self.memory.has_key(key) is not None:
+            return known
+        return Former(*known)
 
     def checked(self) -> tuple[Report, list[str]]:
         """Whether everything stored can be read, and every key."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from anytimecl.settings import Settings
 from anytimecl.trainer import Learned
 
 NAMESPACE = "anytimecl"  # of what has a name on a cluster
+KNOCK = 10.0  # seconds that a cluster's door may take to open
 KEPT = 8  # sets of labels that stay with whoever was asked about them
 Question = tuple[Sequence[str] | str, Any]  # labels and vectors, or a number and where they are
 TAIL = "tail.safetensors"  # the original weights, for leaves that have no model of their own
@@ -45,9 +47,17 @@ def connect_ray(ray: Any, address: str | None) -> None:
     if ray.is_initialized():
         return
     try:
+        _knock(address)
         ray.init(address=address, log_to_driver=False, namespace=NAMESPACE)
-    except (ConnectionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise AnytimeError(f"There is no Ray cluster at {address!r}: {error}") from error
+
+
+def _knock(address: str | None) -> None:
+    """OSError where nobody listens at HOST:PORT, after which Ray would look for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK).close()
 
 
 class LeafHost:

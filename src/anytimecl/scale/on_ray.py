@@ -28,7 +28,14 @@ from anytimecl.errors import AnytimeError, StoreError
 from anytimecl.memory import open_memory
 from anytimecl.memory.database import Durability
 from anytimecl.scale.leaf import LeafAnswer, LeafLesson
-from anytimecl.scale.leaf_host import KEPT, LeafHost, Question, import_ray, write_tail
+from anytimecl.scale.leaf_host import (
+    KEPT,
+    LeafHost,
+    Question,
+    connect_ray,
+    import_ray,
+    write_tail,
+)
 from anytimecl.scale.leaves import Health, Unreachable, holds_memory, leaf_folder
 from anytimecl.scale.shortlist import ManyLabels
 from anytimecl.scale.told import LabelFile
@@ -73,8 +80,7 @@ class OnRay:
         durability: Durability = "full",  # "process": faster, and a power cut may lose lessons
     ) -> None:
         self._ray = import_ray()
-        if not self._ray.is_initialized():
-            self._ray.init(address=address, log_to_driver=False)
+        connect_ray(self._ray, address)
         self._folder, self._backbone, self._settings = folder.resolve(), backbone, settings
         self._durability, self._cpus = durability, cpus
         self._told = LabelFile(self._folder)
