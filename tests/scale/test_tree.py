@@ -14,7 +14,7 @@ import torch
 from tests import helpers
 from torch import Tensor
 
-from anytimecl.errors import LabelError, ModelError, StoreError
+from anytimecl.errors import KeyUsedError, LabelError, ModelError, StoreError
 from anytimecl.experts.gaussian import FIXED
 from anytimecl.model import Model
 from anytimecl.scale import tree as trees
@@ -57,6 +57,15 @@ def keys(tree: TreeClassifier) -> list[str]:
         ids = [example for example, _ in memory.ids()]
         found += [str(row.key) for _, row in memory.rows(ids)]
     return sorted(found)
+
+
+def test_a_lesson_that_is_refused_leaves_no_label(tmp_path: Path) -> None:
+    with opened(tmp_path) as tree:
+        tree.learn_one(helpers.picture(0), "cat", key="a")
+        for label in ("dog", "cat"):
+            with pytest.raises(KeyUsedError):
+                tree.learn_one(helpers.picture(1), label, key="a")
+        assert tree.labels == ["cat"]
 
 
 def test_one_leaf_is_the_classifier_bit_for_bit(tmp_path: Path) -> None:

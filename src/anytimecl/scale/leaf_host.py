@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from anytimecl.settings import Settings
 from anytimecl.trainer import Learned
 
 NAMESPACE = "anytimecl"  # of what has a name on a cluster
+AUTH_MODE = "RAY_AUTH_MODE"  # Ray's own
 KNOCK = 10.0  # seconds that a cluster's door may take to open
 KEPT = 8  # sets of labels that stay with whoever was asked about them
 Question = tuple[Sequence[str] | str, Any]  # labels and vectors, or a number and where they are
@@ -50,7 +52,10 @@ def connect_ray(ray: Any, address: str | None) -> None:
         _knock(address)
         ray.init(address=address, log_to_driver=False, namespace=NAMESPACE)
     except (OSError, ValueError) as error:
-        raise AnytimeError(f"There is no Ray cluster at {address!r}: {error}") from error
+        told = f"There is no Ray cluster at {address!r}: {error}."
+        if AUTH_MODE not in os.environ:
+            told += f" If it asks for a token, set {AUTH_MODE}=token here, too."
+        raise AnytimeError(told) from error
 
 
 def _knock(address: str | None) -> None:
@@ -58,6 +63,29 @@ def _knock(address: str | None) -> None:
     host, _, port = (address or "").rpartition(":")
     if host and port.isdecimal() and "/" not in host:
         socket.create_connection((host.strip("[]"), int(port)), KNOCK).close()
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """What an actor has raised, rather than Ray's account of it."""
+    while isinstance(cause := getattr(error, "cause", None), Exception):
+        error = cause
+    return error
+
+
+def died_of(error: BaseException) -> str:
+    """Why an actor did not start: the end of Ray's account of it."""
+    return str(error).strip().rpartition("\n")[2]
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Errors of actors as they raised them."""
+    try:
+        yield
+    except Exception as error:
+        if (cause := cause_of(error)) is error:
+            raise
+        raise cause from error
 
 
 class LeafHost:

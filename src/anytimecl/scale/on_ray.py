@@ -32,8 +32,11 @@ from anytimecl.scale.leaf_host import (
     KEPT,
     LeafHost,
     Question,
+    cause_of,
     connect_ray,
+    died_of,
     import_ray,
+    plainly,
     write_tail,
 )
 from anytimecl.scale.leaves import Health, Unreachable, holds_memory, leaf_folder
@@ -160,7 +163,7 @@ class OnRay:
                 self._lost(seat, actor)
                 future.set_exception(Unreachable(f"Leaf {leaf} was lost: {error}"))
             else:
-                future.set_exception(error)
+                future.set_exception(cause_of(error))
 
         asked.future().add_done_callback(told)
         return future
@@ -188,7 +191,8 @@ class OnRay:
             actor = self._wait(seat)
             try:
                 learn = actor.call.options(concurrency_group="learn")
-                return self._ray.get(learn.remote(method, *args))
+                with plainly():
+                    return self._ray.get(learn.remote(method, *args))
             except self._ray.exceptions.RayActorError:
                 self._lost(seat, actor)
 
@@ -303,7 +307,7 @@ class OnRay:
             if error is None:
                 future.set_result(done.result())
             else:
-                future.set_exception(error)
+                future.set_exception(cause_of(error))
 
         sent = actor.teach.options(concurrency_group="learn").remote(lesson)
         sent.future().add_done_callback(taught)
@@ -343,8 +347,8 @@ class OnRay:
                 self._ray.kill(actor)
                 if seat.gone:
                     return
-                warnings.warn(f"Leaf {seat.leaf} did not start: {error}", stacklevel=2)
-                seat.wanted, seat.why = None, str(error)
+                seat.wanted, seat.why = None, died_of(error)
+                warnings.warn(f"Leaf {seat.leaf} did not start: {seat.why}", stacklevel=2)
                 time.sleep(AGAIN)
                 continue
             with seat.lock:

@@ -112,9 +112,9 @@ class TreeClassifier(TreePredicting, Closing):
         self._copy: SecondCopy | None = None
         self._identity = place.noted(IDENTITY) or uuid.uuid4().hex
         self._last_asked: tuple[tuple[str, ...], ManyLabels] | None = None
-        self._labels: dict[str, None] = {}
+        self._labels: dict[str, bool] = {}  # False: no lesson with it is learned yet
         for leaf in routes.leaves():
-            self._labels |= dict.fromkeys(leaves.call(leaf, "known_labels"))
+            self._labels |= dict.fromkeys(leaves.call(leaf, "known_labels"), True)
 
     @classmethod
     def open(
@@ -362,11 +362,19 @@ class TreeClassifier(TreePredicting, Closing):
             self._keys.claim(lesson.key, leaf)
         future = self._copied(lesson, self.leaves.teach(leaf, lesson))
         self._pending.add(leaf, future)
-        self._labels[lesson.label] = None
+        self._labels.setdefault(lesson.label, False)
         self._sizes[leaf] += 1
-        future.add_done_callback(lambda done: self._counts.acknowledged(leaf, done))
+        future.add_done_callback(lambda done: self._over(leaf, lesson.label, done))
         self._split_if_full(leaf)
         return future
+
+    def _over(self, leaf: int, label: str, done: Future[Learned]) -> None:
+        """A lesson was learned or refused."""
+        self._counts.acknowledged(leaf, done)
+        if not done.cancelled() and done.exception() is None:
+            self._labels[label] = True
+        elif not self._labels.get(label):
+            self._labels.pop(label, None)
 
     def _copied(self, lesson: LeafLesson, learned: Future[Learned]) -> Future[Learned]:
         """What was learned, once the second copy has it too."""

@@ -37,7 +37,7 @@ class TreePredicting:
     near: int
     patience: float
     _silence: Silence
-    _labels: dict[str, None]
+    _labels: dict[str, bool]
     _last_asked: tuple[tuple[str, ...], ManyLabels] | None
 
     @property
