@@ -156,7 +156,7 @@ def test_a_leaf_moves_and_a_tree_comes_home(tmp_path: Path, cluster: Any) -> Non
 def test_a_tree_from_the_command_line(tmp_path: Path, cluster: Any) -> None:
     model = str(tiny.clip(tmp_path / "model"))
     where = ["--address", cluster.address]
-    with pytest.raises(AnytimeError, match="did not start: .*no model 'nosuch'") as told_of:
+    with pytest.raises(AnytimeError, match=r"did not start: .*no model 'nosuch'") as told_of:
         router.up(tmp_path / "other", model="nosuch", cpus=0.5)
     assert "Traceback" not in str(told_of.value)
     up = ["up", "--memory", str(tmp_path / "tree"), "--model", model, *where]

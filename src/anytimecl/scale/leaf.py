@@ -53,6 +53,12 @@ class Former(Learned):
     __slots__ = ()
 
 
+class Emptied(Learned):
+    """What is said of a lesson that took the leaf's last example of another label."""
+
+    __slots__ = ()
+
+
 class LeafAnswer(NamedTuple):
     """What a leaf says of a batch of images."""
 
@@ -107,7 +113,10 @@ class Leaf(AnytimeClassifier):
     def learn_record(self, lesson: LeafLesson) -> Learned:
         """`learn_one` for an image that was encoded elsewhere; the record was checked there."""
         record = Record(lesson.record, lesson.content)
-        return self._learn(record, lesson.label, lesson.candidates, lesson.key)
+        learned = self._learn(record, lesson.label, lesson.candidates, lesson.key)
+        if learned.replaced is None or learned.replaced in self.labels:
+            return learned
+        return Emptied(*learned)
 
     def extent(self) -> tuple[int, int]:
         """How many examples there are, and the last event: whatever is newer has a higher id."""
