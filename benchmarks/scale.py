@@ -511,7 +511,7 @@ def _ray_call(count: int = 2000) -> float:
         async def seconds(self) -> float:
             return time.process_time()
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     router = ray.remote(Router).options(max_concurrency=1000).remote(ray.remote(Leaf).remote())
     took = []
     for _ in range(2):  # the first time everybody is cold
