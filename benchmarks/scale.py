@@ -36,8 +36,8 @@ import numpy as np
 import PIL.Image
 import torch
 from benchmarks.scale_encode import encode
-from benchmarks.scale_serve import many_labels, serve, stopped
-from benchmarks.scale_split import split
+from benchmarks.scale_serve import many_labels, serve
+from benchmarks.scale_split import split, stopped
 from torch import Tensor
 
 from anytimecl import AnytimeClassifier
@@ -511,7 +511,7 @@ def _ray_call(count: int = 2000) -> float:
         async def seconds(self) -> float:
             return time.process_time()
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     router = ray.remote(Router).options(max_concurrency=1000).remote(ray.remote(Leaf).remote())
     took = []
     for _ in range(2):  # the first time everybody is cold
@@ -715,9 +715,10 @@ def main(words: Sequence[str] | None = None) -> None:
     one.set_defaults(run=encode)
     one = kinds.add_parser("serve")
     one.add_argument("--replicas", default="1,2")
-    one.add_argument("--images", type=int, default=8, help="of a question")
+    one.add_argument("--images", type=int, default=64, help="of a question")
     one.add_argument("--labels", type=int, default=500)
     one.add_argument("--seconds", type=float, default=15.0)
+    one.add_argument("--shares", default="1,0.5", help="of a core, that a replica may have")
     one.set_defaults(run=serve)
     one = kinds.add_parser("stopped")
     one.add_argument("--leaves", type=int, default=4)

@@ -1,14 +1,16 @@
-"""Answering replicas, a leaf that stops, and very many labels, each beside its reference.
+"""Answering replicas, and very many labels, each beside its reference.
 
-    python -m benchmarks.scale serve [--replicas 1,2] [--images 8] [--labels 500] [--seconds 15]
-    python -m benchmarks.scale stopped [--leaves 4] [--seconds 10]
+    python -m benchmarks.scale serve [--replicas 1,2] [--images 64] [--labels 500] [--seconds 15]
+                               [--shares 1,0.5]
     python -m benchmarks.scale labels DATA [--counts 1000,10000] [--asked 200]
 
 `serve` asks answering replicas on Ray Serve about images that are encoded already, without HTTP, so
-that a machine of few cores shows what replicas do, not what its proxy does; each has one core.
-Where others use the machine too, the wall clock says how much of it they left: the last column is
-from the CPU time that an answer takes with one replica, and with so many.
-`stopped` teaches and asks a tree on Ray through its router while one leaf's process is stopped.
+that a machine of few cores shows what replicas do, not what its proxy does. Each computes with one
+thread. Whoever asks and Ray's own processes need cores, too, so the same replicas are measured with
+a whole core each, as far as the machine has them, and with a share of one: after each answer they
+sleep until their CPU time is no more than that share of what has passed. Two of half a core leave
+the rest of a machine of two cores to everybody else. Both ratios are by the clock. A third one is
+by the CPU time that an answer takes of its replica, with one of them and with several.
 `labels` asks a leaf that has learned pets about names that its text side has a table of, beside
 the breeds, weighing all of them or those that are shortlisted.
 """
@@ -16,19 +18,19 @@ the breeds, weighing all of them or those that are shortlisted.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import functools
 import os
 import pickle
-import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 
@@ -70,6 +72,29 @@ def ray_here(cpus: int) -> Iterator[Any]:
 # --------------------------------------------------------------------------------------- serve
 
 
+class Pace:
+    """Lets a replica have that share of a core: after each answer it sleeps for the rest."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._last = time.perf_counter(), time.process_time()
+
+    def keep(self) -> None:
+        """Called by the thread that answers, after each answer; all of the process counts."""
+        (wall, cpu), now = self._last, time.perf_counter()
+        if self._share < 1:
+            time.sleep(max(0.0, wall + (time.process_time() - cpu) / self._share - now))
+        self._last = time.perf_counter(), time.process_time()
+
+
+class Rate(NamedTuple):
+    """What replicas did."""
+
+    questions: float  # a second
+    cpu: float  # seconds of replicas for a question
+    rest: float  # seconds of Ray's other processes and of whoever asks
+
+
 def serve(given: argparse.Namespace) -> None:
     """A table: replicas, answers a second, and the ratio to the first."""
     from ray import serve as ray_serve
@@ -97,9 +122,10 @@ def serve(given: argparse.Namespace) -> None:
         class Answers(AnswerHost):
             """A replica without HTTP."""
 
-            async def __init__(self, keeper: Any) -> None:  # type: ignore[misc]
+            async def __init__(self, keeper: Any, share: float) -> None:  # type: ignore[misc]
                 AnswerHost.__init__(self, served, Encoders(None), keeper)
                 self._cache.put("null", dict(zip(labels, vectors, strict=True)))
+                self._pace = Pace(share)
 
                 async def fetch(shared: Any) -> Any:
                     return await shared
@@ -109,153 +135,80 @@ def serve(given: argparse.Namespace) -> None:
             async def answer(self, tokens: Any) -> tuple[int, float, bytes]:
                 engine = self._memories.default  # type: ignore[union-attr]
                 given_tokens = torch.tensor(tokens)
-                told = await engine.answer(
-                    lambda: engine.classifier.predict_tokens(given_tokens, labels)
-                )
-                return os.getpid(), time.process_time(), packed(told)
+
+                def answered() -> bytes:
+                    told = packed(engine.classifier.predict_tokens(given_tokens, labels))
+                    self._pace.keep()
+                    return told
+
+                told = await engine.answer(answered)
+                return os.getpid(), time.process_time(), told
 
         def packed(told: Sequence[Any]) -> bytes:
             """As few bytes as may be: who asks is on the same cores, and shall not work."""
             return np.array([list(one.probabilities.values()) for one in told]).tobytes()
 
-        alone: tuple[float, float] | None = None
         print(f"state: {sent / 1e6:.1f} MB of 60 examples of 20 labels")
         print(f"{len(os.sched_getaffinity(0))} cores; {given.images} images, {given.labels} labels")
         print(
-            "| replicas | answers a second | ratio | CPU ms an answer | ratio where cores allow |"
+            "| a replica has | replicas | answers a second | ratio | CPU ms an answer "
+            "| ratio by CPU time | all else, CPU ms an answer |\n" + "|---" * 7 + "|"
         )
-        print("|---" * 5 + "|")
-        for count in map(int, given.replicas.split(",")):
-            keeper = ray_serve.deployment(Keeper).bind()
-            answers = ray_serve.deployment(
-                Answers, num_replicas=count, max_ongoing_requests=AHEAD
-            ).bind(keeper)
-            handle = ray_serve.run(answers, name=f"of {count}", route_prefix=None)
-            shared = ray.put(asked)
-            _, _, same = handle.answer.remote(shared).result()
-            assert same == packed(expected), "not the same bits"
-            ask = functools.partial(handle.answer.remote, shared)
-            rate, cpu = _rate(ask, AHEAD * count, given.seconds)
-            alone = alone or (rate, cpu)
-            print(
-                f"| {count} | {rate * given.images:.1f} | {rate / alone[0]:.2f} "
-                f"| {1000 * cpu / given.images:.2f} | {count * alone[1] / cpu:.2f} |",
-                flush=True,
-            )
-            ray_serve.delete(f"of {count}")
+        for share in map(float, given.shares.split(",")):
+            alone: Rate | None = None
+            for count in map(int, given.replicas.split(",")):
+                keeper = ray_serve.deployment(Keeper).bind()
+                answers = ray_serve.deployment(
+                    Answers, num_replicas=count, max_ongoing_requests=2 * AHEAD
+                ).bind(keeper, share)
+                app = f"{count} of {share:g}"
+                handle = ray_serve.run(answers, name=app, route_prefix=None)
+                shared = ray.put(asked)
+                _, _, same = handle.answer.remote(shared).result()
+                assert same == packed(expected), "not the same bits"
+                ask = functools.partial(handle.answer.remote, shared)
+                found = asyncio.run(_rate(ask, AHEAD * count, given.seconds))
+                alone = alone or found
+                print(
+                    f"| {share:g} of a core | {count} | {found.questions * given.images:.1f} "
+                    f"| {found.questions / alone.questions:.2f} "
+                    f"| {1000 * found.cpu / given.images:.2f} "
+                    f"| {count * alone.cpu / found.cpu:.2f} "
+                    f"| {1000 * found.rest / given.images:.2f} |",
+                    flush=True,
+                )
+                ray_serve.delete(app)
         ray_serve.shutdown()
 
 
-def _rate(ask: Callable[[], Any], ahead: int, seconds: float) -> tuple[float, float]:
-    """Questions a second, with so many under way; and the CPU seconds of replicas for each."""
-    under_way = [ask() for _ in range(ahead)]
-    for one in under_way:  # everybody is warm
-        one.result()
-    under_way = [ask() for _ in range(ahead)]
+async def _rate(ask: Callable[[], Any], ahead: int, seconds: float) -> Rate:
+    """With so many questions under way, each followed by another as soon as it is answered."""
     spent: dict[int, list[float]] = {}
-    began, done = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
-        process, cpu, _ = under_way.pop(0).result()
-        spent.setdefault(process, []).append(cpu)
-        done += 1
-        under_way.append(ask())
-    rate = done / (time.perf_counter() - began)
-    for one in under_way:
-        one.result()
-    took = sum(max(each) - min(each) for each in spent.values())
-    return rate, took / sum(len(each) - 1 for each in spent.values())
+    begin, end = 0.0, float("inf")
+
+    async def asker() -> None:
+        while time.perf_counter() < end:
+            process, cpu, _ = await ask()
+            if begin:
+                spent.setdefault(process, []).append(cpu)
+
+    askers = [asyncio.ensure_future(asker()) for _ in range(ahead)]
+    await asyncio.sleep(seconds / 3)  # everybody is warm
+    begin, before = time.perf_counter(), cpu_of_all()
+    await asyncio.sleep(seconds)
+    took, all_spent = time.perf_counter() - begin, cpu_of_all() - before
+    done = sum(map(len, spent.values()))
+    own = sum(max(each) - min(each) for each in spent.values())
+    end = 0.0
+    await asyncio.gather(*askers)
+    cpu = own / sum(len(each) - 1 for each in spent.values())
+    return Rate(done / took, cpu, all_spent / done - cpu)
 
 
-# ------------------------------------------------------------------------------------- stopped
-
-
-def stopped(given: argparse.Namespace) -> None:
-    """Lessons of the other leaves and predictions, before and while one leaf is stopped."""
-    from tests.scale.raylets import processes
-
-    from anytimecl.scale import router
-    from anytimecl.scale.record_host import Looked, RecordMaker
-    from anytimecl.scale.tree import TreeClassifier
-
-    torch.set_num_threads(1)
-    model = backbones.load("embedded")
-    tokens = pictures_of(model, 480)
-    labels = [f"thing {number}" for number in range(20)]
-    with tempfile.TemporaryDirectory() as name, ray_here(16) as ray:
-        with TreeClassifier.open(Path(name), model=model) as young:
-            maker = RecordMaker(model, young.settings)
-            images = [maker.located(young.codec.encode(one)) for one in tokens]
-            for number, one in enumerate(images[:60]):
-                young.learn_record(one.record, labels[number % 20])
-            while len(young.routes.leaves()) < given.leaves:
-                sizes = dict(young._sizes)
-                young._split(max(sizes, key=lambda leaf: sizes[leaf]))
-            routes = young.routes
-        tree = router.up(name, cpus=0.5)
-        of = [routes.leaf_of(torch.tensor(one.vector)) for one in images]
-        looked = [
-            Looked(tokens[n : n + 1].numpy(), images[n].vector[None]) for n in range(len(images))
-        ]
-        counts: dict[str, int] = {}
-        halt, numbers = threading.Event(), iter(range(10**9))
-
-        def teach(leaf: int) -> None:
-            own = [n for n, its in enumerate(of) if its == leaf]
-            while not halt.is_set():
-                n = next(numbers)
-                told = images[own[n % len(own)]], labels[n % 20], None, f"{leaf} {n}"
-                try:
-                    tree._call("learn", "learn_all", [told])
-                except ConnectionError:  # the leaf is given up on
-                    time.sleep(0.1)
-                    continue
-                counts[f"lessons {leaf}"] = counts.get(f"lessons {leaf}", 0) + 1
-
-        def ask(_: int) -> None:
-            while not halt.is_set():
-                n = next(numbers) % len(looked)
-                tree._call("ask", "predict", looked[n], labels, 0.5)
-                counts["predictions"] = counts.get("predictions", 0) + 1
-
-        threads = [
-            threading.Thread(target=work, args=(leaf,), daemon=True)
-            for leaf in routes.leaves()
-            for work in (teach, teach, ask)
-        ]
-        for thread in threads:
-            thread.start()
-        time.sleep(5)
-        before = _counted(counts, given.seconds)
-        dying = processes(ray, "ray::LeafHost")[0]
-        os.kill(dying, signal.SIGSTOP)
-        time.sleep(0.5)
-        at_once = _counted(counts, given.seconds)
-        time.sleep(max(0.0, 35 - given.seconds))  # until it is given up on
-        later = _counted(counts, given.seconds)
-        os.kill(dying, signal.SIGCONT)
-        halt.set()
-        for thread in threads:
-            thread.join()
-        own = min(later, key=lambda kind: later[kind] / max(before[kind], 1e-9))
-        print(f"{given.leaves} leaves, of which one is stopped ({own}); per second")
-        print(
-            "| | before | as soon as it is stopped | ratio | later | ratio |\n" + "|---" * 6 + "|"
-        )
-        others = [kind for kind in before if kind not in (own, "predictions")]
-        for kind, parts in (("lessons of the others", others), ("predictions", ["predictions"])):
-            rates = [sum(each[part] for part in parts) for each in (before, at_once, later)]
-            print(
-                f"| {kind} | {rates[0]:.1f} | {rates[1]:.1f} | {rates[1] / rates[0]:.2f} "
-                f"| {rates[2]:.1f} | {rates[2] / rates[0]:.2f} |"
-            )
-        tree.down()
-
-
-def _counted(counts: dict[str, int], seconds: float) -> dict[str, float]:
-    began, first = time.perf_counter(), dict(counts)
-    time.sleep(seconds)
-    over = time.perf_counter() - began
-    return {kind: (count - first.get(kind, 0)) / over for kind, count in dict(counts).items()}
+def cpu_of_all() -> float:
+    """CPU seconds of this process and of all that Ray has started for it."""
+    own = psutil.Process()
+    return sum(sum(each.cpu_times()[:2]) for each in (own, *own.children(recursive=True)))
 
 
 # -------------------------------------------------------------------------------------- labels

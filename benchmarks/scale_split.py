@@ -1,18 +1,22 @@
-"""A leaf of many examples splits while another leaf is taught: how long do its lessons take?
+"""What lessons of other leaves hear of a leaf that splits, or stops.
 
     python -m benchmarks.scale split [--examples 10000] [--seconds 20] [--folder TREE]
+    python -m benchmarks.scale stopped [--leaves 4] [--seconds 10]
 
-A tree of two leaves runs on Ray. One leaf holds so many examples that the next one splits it; the
-other is taught through the router, one lesson after another, before and meanwhile. What a split
-holds up is the longest lesson meanwhile less the longest before.
+`split`: a tree of two leaves runs on Ray. One leaf holds so many examples that the next one splits
+it; the other is taught through the router, one lesson after another, before and meanwhile. What a
+split holds up is the longest lesson meanwhile less the longest before.
 Filling the leaf takes minutes; with a folder it is filled once, and copied for each run.
+`stopped` teaches and asks a tree on Ray through its router while one leaf's process is stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -27,7 +31,7 @@ from anytimecl import backbone as backbones
 from anytimecl.backbone import Backbone
 from anytimecl.scale import router
 from anytimecl.scale.leaves import Here
-from anytimecl.scale.record_host import EncodedImage, RecordMaker
+from anytimecl.scale.record_host import EncodedImage, Looked, RecordMaker
 from anytimecl.scale.routes import Routes
 from anytimecl.scale.tree import FILE, TreeClassifier
 from anytimecl.settings import LearnerConfig, Settings
@@ -124,3 +128,91 @@ def _wait(tree: router.ClusterClassifier, leaf: int, over: threading.Event) -> N
     while leaf in (each.leaf for each in tree.health()):
         time.sleep(0.5)
     over.set()
+
+
+# ------------------------------------------------------------------------------------- stopped
+
+
+def stopped(given: argparse.Namespace) -> None:
+    """Lessons of the other leaves and predictions, before and while one leaf is stopped."""
+    from tests.scale.raylets import processes
+
+    torch.set_num_threads(1)
+    model = backbones.load("embedded")
+    tokens = pictures_of(model, 480)
+    labels = [f"thing {number}" for number in range(20)]
+    with tempfile.TemporaryDirectory() as name, ray_here(16) as ray:
+        with TreeClassifier.open(Path(name), model=model) as young:
+            maker = RecordMaker(model, young.settings)
+            images = [maker.located(young.codec.encode(one)) for one in tokens]
+            for number, one in enumerate(images[:60]):
+                young.learn_record(one.record, labels[number % 20])
+            while len(young.routes.leaves()) < given.leaves:
+                sizes = dict(young._sizes)
+                young._split(max(sizes, key=lambda leaf: sizes[leaf]))
+            routes = young.routes
+        tree = router.up(name, cpus=0.5)
+        of = [routes.leaf_of(torch.tensor(one.vector)) for one in images]
+        looked = [
+            Looked(tokens[n : n + 1].numpy(), images[n].vector[None]) for n in range(len(images))
+        ]
+        counts: dict[str, int] = {}
+        halt, numbers = threading.Event(), iter(range(10**9))
+
+        def teach(leaf: int) -> None:
+            own = [n for n, its in enumerate(of) if its == leaf]
+            while not halt.is_set():
+                n = next(numbers)
+                told = images[own[n % len(own)]], labels[n % 20], None, f"{leaf} {n}"
+                try:
+                    tree._call("learn", "learn_all", [told])
+                except ConnectionError:  # the leaf is given up on
+                    time.sleep(0.1)
+                    continue
+                counts[f"lessons {leaf}"] = counts.get(f"lessons {leaf}", 0) + 1
+
+        def ask(_: int) -> None:
+            while not halt.is_set():
+                n = next(numbers) % len(looked)
+                tree._call("ask", "predict", looked[n], labels, 0.5)
+                counts["predictions"] = counts.get("predictions", 0) + 1
+
+        threads = [
+            threading.Thread(target=work, args=(leaf,), daemon=True)
+            for leaf in routes.leaves()
+            for work in (teach, teach, ask)
+        ]
+        for thread in threads:
+            thread.start()
+        time.sleep(5)
+        before = _counted(counts, given.seconds)
+        dying = processes(ray, "ray::LeafHost")[0]
+        os.kill(dying, signal.SIGSTOP)
+        time.sleep(0.5)
+        at_once = _counted(counts, given.seconds)
+        time.sleep(max(0.0, 35 - given.seconds))  # until it is given up on
+        later = _counted(counts, given.seconds)
+        os.kill(dying, signal.SIGCONT)
+        halt.set()
+        for thread in threads:
+            thread.join()
+        own = min(later, key=lambda kind: later[kind] / max(before[kind], 1e-9))
+        print(f"{given.leaves} leaves, of which one is stopped ({own}); per second")
+        print(
+            "| | before | as soon as it is stopped | ratio | later | ratio |\n" + "|---" * 6 + "|"
+        )
+        others = [kind for kind in before if kind not in (own, "predictions")]
+        for kind, parts in (("lessons of the others", others), ("predictions", ["predictions"])):
+            rates = [sum(each[part] for part in parts) for each in (before, at_once, later)]
+            print(
+                f"| {kind} | {rates[0]:.1f} | {rates[1]:.1f} | {rates[1] / rates[0]:.2f} "
+                f"| {rates[2]:.1f} | {rates[2] / rates[0]:.2f} |"
+            )
+        tree.down()
+
+
+def _counted(counts: dict[str, int], seconds: float) -> dict[str, float]:
+    began, first = time.perf_counter(), dict(counts)
+    time.sleep(seconds)
+    over = time.perf_counter() - began
+    return {kind: (count - first.get(kind, 0)) / over for kind, count in dict(counts).items()}

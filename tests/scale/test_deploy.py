@@ -82,6 +82,7 @@ def test_clusters_are_of_this_version_and_closed(name: str, told: dict[str, Any]
     assert f"ray=={cluster(told)['rayVersion']}" in lock
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert cluster(told)["headGroupSpec"]["serviceType"] == "ClusterIP"
+    assert cluster(told)["authOptions"] == {"mode": "token"}  # else Ray asks nobody for one
     for group in groups(told):
         pod = group["template"]["spec"]
         assert pod["securityContext"]["runAsNonRoot"]

@@ -156,6 +156,9 @@ def test_a_leaf_moves_and_a_tree_comes_home(tmp_path: Path, cluster: Any) -> Non
 def test_a_tree_from_the_command_line(tmp_path: Path, cluster: Any) -> None:
     model = str(tiny.clip(tmp_path / "model"))
     where = ["--address", cluster.address]
+    with pytest.raises(AnytimeError, match=r"did not start: .*no model 'nosuch'") as told_of:
+        router.up(tmp_path / "other", model="nosuch", cpus=0.5)
+    assert "Traceback" not in str(told_of.value)
     up = ["up", "--memory", str(tmp_path / "tree"), "--model", model, *where]
     told = run([*up, "--cpus", "0.5", "--once"])
     assert "0 examples of 0 labels" in told
@@ -168,6 +171,11 @@ def test_a_tree_from_the_command_line(tmp_path: Path, cluster: Any) -> None:
     assert not found[0].degraded
     more = [(helpers.picture(n), "dog", str(n)) for n in range(1, 4)]
     assert tree.learn_many([*more, (helpers.picture(4), "cat")]) == 4
+    # One is refused by the router, one by the leaf.
+    for wrong in ({"label": " "}, {"label": "bird", "key": "first"}):
+        with pytest.raises(AnytimeError) as told_of:
+            tree.learn_one(helpers.picture(0), **wrong)
+        assert "Traceback" not in str(told_of.value)
     tree.consolidate(epochs=1)
     assert {label: known.examples for label, known in tree.stats().items()} == {"cat": 2, "dog": 3}
     assert tree.forget(label="dog") == 3

@@ -30,6 +30,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     except ImportError:
         pytest.skip("NO RAY: pip install -c constraints.txt -e '.[scale]'")
     ray.init(
+        address="local",  # not that of somebody else on this machine
         num_cpus=8,
         include_dashboard=False,
         object_store_memory=80_000_000,

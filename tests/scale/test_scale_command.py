@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from typer.testing import CliRunner
 from anytimecl import cli
 from anytimecl.errors import AnytimeError
 from anytimecl.scale import router
+from anytimecl.scale.leaf_host import connect_ray
 from anytimecl.scale.leaves import Health
 from anytimecl.scale.serving import on_serve
 
@@ -98,3 +101,23 @@ def test_a_service_that_others_reach_needs_tokens(
 
 def run(words: list[str]) -> None:
     CliRunner().invoke(cli.app, ["--debug", "scale", *words], catch_exceptions=False)
+
+
+def test_what_cannot_be_served_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray.serve")
+    monkeypatch.setattr(on_serve, "connect_ray", None)
+    with pytest.raises(AnytimeError, match=f"no memory in {tmp_path}"):
+        on_serve.serve_memory(tmp_path)
+    with pytest.raises(AnytimeError, match=r"number of replicas.*'0'"):
+        on_serve.serve_memory(tmp_path, encoders="0")
+
+
+def test_a_door_that_nobody_opens_is_told_at_once() -> None:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))  # and nobody listens
+        address = f"127.0.0.1:{door.getsockname()[1]}"
+        ray = SimpleNamespace(is_initialized=lambda: False)  # which would look for minutes
+        with pytest.raises(AnytimeError, match=f"no Ray cluster at '{address}'.*refused"):
+            connect_ray(ray, address)

@@ -372,6 +372,26 @@ def test_a_copy_whose_beginning_was_cut_short_has_nothing_twice(
         assert len(list(lessons_in(place))) == len(tree) == 4
 
 
+def test_who_reads_where_there_is_no_copy_makes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no copy of a tree's lessons"):
+        list(lessons_in(str(tmp_path / "nothing")))
+    assert not list(tmp_path.iterdir())
+
+
+def test_corrections_are_not_undone_by_a_retry_that_a_later_copy_hears_of(
+    place: str, tmp_path: Path
+) -> None:
+    with opened(tmp_path / "tree") as tree:
+        tree.learn_one(helpers.picture(0), "cat", key="older")
+        tree.learn_one(helpers.picture(0), "dog", key="newer")
+    with opened(tmp_path / "tree", copy_to=place) as tree:
+        tree.learn_one(helpers.picture(0), "cat", key="older")
+    with opened(tmp_path / "new") as tree:
+        for lesson in lessons_in(place):
+            tree.learn_lesson(lesson)
+        assert list(tree.stats()) == ["dog"]
+
+
 def test_a_copy_of_the_first_version_goes_on(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     with opened(tmp_path / "tree", copy_to=str(copy)) as tree:

@@ -14,7 +14,7 @@ import torch
 from tests import helpers
 from torch import Tensor
 
-from anytimecl.errors import LabelError, ModelError, StoreError
+from anytimecl.errors import KeyUsedError, LabelError, ModelError, StoreError
 from anytimecl.experts.gaussian import FIXED
 from anytimecl.model import Model
 from anytimecl.scale import tree as trees
@@ -57,6 +57,35 @@ def keys(tree: TreeClassifier) -> list[str]:
         ids = [example for example, _ in memory.ids()]
         found += [str(row.key) for _, row in memory.rows(ids)]
     return sorted(found)
+
+
+def test_a_lesson_that_is_refused_leaves_no_label(tmp_path: Path) -> None:
+    with opened(tmp_path) as tree:
+        tree.learn_one(helpers.picture(0), "cat", key="a")
+        for label in ("dog", "cat"):
+            with pytest.raises(KeyUsedError):
+                tree.learn_one(helpers.picture(1), label, key="a")
+        assert tree.labels == ["cat"]
+
+
+def test_a_label_goes_with_its_last_example(tmp_path: Path) -> None:
+    with grown(tmp_path, 14, capacity=6) as tree:
+        tree.capacity, tree._limit = None, dict.fromkeys(tree._limit, None)
+        places: dict[int, int] = {}
+        for number in range(100, 140):  # one picture for each leaf
+            vector = image_vectors(tree.backbone, tree.encode([helpers.picture(number)]))[0]
+            places.setdefault(tree.routes.leaf_of(vector), number)
+        assert len(places) > 1
+        for number in places.values():
+            tree.learn_one(helpers.picture(number), "okapi")
+        tree._split(next(iter(places)))
+        for number in places.values():
+            assert "okapi" in tree.labels
+            tree.learn_one(helpers.picture(number), "cat")
+        assert "okapi" not in tree.labels
+        told = tree.labels
+    with opened(tmp_path) as tree:
+        assert sorted(tree.labels) == sorted(told)
 
 
 def test_one_leaf_is_the_classifier_bit_for_bit(tmp_path: Path) -> None:

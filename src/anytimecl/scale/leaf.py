@@ -47,6 +47,18 @@ class LeafLesson(NamedTuple):
     content: int | None = None  # digest of its tokens, where they were seen
 
 
+class Former(Learned):
+    """What is said of a lesson whose image has been taught again under another key since."""
+
+    __slots__ = ()
+
+
+class Emptied(Learned):
+    """What is said of a lesson that took the leaf's last example of another label."""
+
+    __slots__ = ()
+
+
 class LeafAnswer(NamedTuple):
     """What a leaf says of a batch of images."""
 
@@ -101,7 +113,10 @@ class Leaf(AnytimeClassifier):
     def learn_record(self, lesson: LeafLesson) -> Learned:
         """`learn_one` for an image that was encoded elsewhere; the record was checked there."""
         record = Record(lesson.record, lesson.content)
-        return self._learn(record, lesson.label, lesson.candidates, lesson.key)
+        learned = self._learn(record, lesson.label, lesson.candidates, lesson.key)
+        if learned.replaced is None or learned.replaced in self.labels:
+            return learned
+        return Emptied(*learned)
 
     def extent(self) -> tuple[int, int]:
         """How many examples there are, and the last event: whatever is newer has a higher id."""
@@ -140,6 +155,12 @@ class Leaf(AnytimeClassifier):
             self._catch_up()
             record = Record(lesson.record, lesson.content)
             return self._known(lesson.key, lesson.label, record)
+
+    def _known(self, key: str, label: str, record: Record) -> Learned | None:
+        known = super()._known(key, label, record)
+        if known is None or self.memory.has_key(key) is not None:
+            return known
+        return Former(*known)
 
     def checked(self) -> tuple[Report, list[str]]:
         """Whether everything stored can be read, and every key."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from anytimecl.settings import Settings
 from anytimecl.trainer import Learned
 
 NAMESPACE = "anytimecl"  # of what has a name on a cluster
+AUTH_MODE = "RAY_AUTH_MODE"  # Ray's own
+KNOCK = 10.0  # seconds that a cluster's door may take to open
 KEPT = 8  # sets of labels that stay with whoever was asked about them
 Question = tuple[Sequence[str] | str, Any]  # labels and vectors, or a number and where they are
 TAIL = "tail.safetensors"  # the original weights, for leaves that have no model of their own
@@ -45,9 +49,43 @@ def connect_ray(ray: Any, address: str | None) -> None:
     if ray.is_initialized():
         return
     try:
+        _knock(address)
         ray.init(address=address, log_to_driver=False, namespace=NAMESPACE)
-    except (ConnectionError, ValueError) as error:
-        raise AnytimeError(f"There is no Ray cluster at {address!r}: {error}") from error
+    except (OSError, ValueError) as error:
+        told = f"There is no Ray cluster at {address!r}: {error}."
+        if AUTH_MODE not in os.environ:
+            told += f" If it asks for a token, set {AUTH_MODE}=token here, too."
+        raise AnytimeError(told) from error
+
+
+def _knock(address: str | None) -> None:
+    """OSError where nobody listens at HOST:PORT, after which Ray would look for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK).close()
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """What an actor has raised, rather than Ray's account of it."""
+    while isinstance(cause := getattr(error, "cause", None), Exception):
+        error = cause
+    return error
+
+
+def died_of(error: BaseException) -> str:
+    """Why an actor did not start: the end of Ray's account of it."""
+    return str(error).strip().rpartition("\n")[2]
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Errors of actors as they raised them."""
+    try:
+        yield
+    except Exception as error:
+        if (cause := cause_of(error)) is error:
+            raise
+        raise cause from error
 
 
 class LeafHost:

@@ -28,7 +28,17 @@ from anytimecl.errors import AnytimeError, StoreError
 from anytimecl.memory import open_memory
 from anytimecl.memory.database import Durability
 from anytimecl.scale.leaf import LeafAnswer, LeafLesson
-from anytimecl.scale.leaf_host import KEPT, LeafHost, Question, import_ray, write_tail
+from anytimecl.scale.leaf_host import (
+    KEPT,
+    LeafHost,
+    Question,
+    cause_of,
+    connect_ray,
+    died_of,
+    import_ray,
+    plainly,
+    write_tail,
+)
 from anytimecl.scale.leaves import Health, Unreachable, holds_memory, leaf_folder
 from anytimecl.scale.shortlist import ManyLabels
 from anytimecl.scale.told import LabelFile
@@ -73,8 +83,7 @@ class OnRay:
         durability: Durability = "full",  # "process": faster, and a power cut may lose lessons
     ) -> None:
         self._ray = import_ray()
-        if not self._ray.is_initialized():
-            self._ray.init(address=address, log_to_driver=False)
+        connect_ray(self._ray, address)
         self._folder, self._backbone, self._settings = folder.resolve(), backbone, settings
         self._durability, self._cpus = durability, cpus
         self._told = LabelFile(self._folder)
@@ -154,7 +163,7 @@ class OnRay:
                 self._lost(seat, actor)
                 future.set_exception(Unreachable(f"Leaf {leaf} was lost: {error}"))
             else:
-                future.set_exception(error)
+                future.set_exception(cause_of(error))
 
         asked.future().add_done_callback(told)
         return future
@@ -182,7 +191,8 @@ class OnRay:
             actor = self._wait(seat)
             try:
                 learn = actor.call.options(concurrency_group="learn")
-                return self._ray.get(learn.remote(method, *args))
+                with plainly():
+                    return self._ray.get(learn.remote(method, *args))
             except self._ray.exceptions.RayActorError:
                 self._lost(seat, actor)
 
@@ -297,7 +307,7 @@ class OnRay:
             if error is None:
                 future.set_result(done.result())
             else:
-                future.set_exception(error)
+                future.set_exception(cause_of(error))
 
         sent = actor.teach.options(concurrency_group="learn").remote(lesson)
         sent.future().add_done_callback(taught)
@@ -337,8 +347,8 @@ class OnRay:
                 self._ray.kill(actor)
                 if seat.gone:
                     return
-                warnings.warn(f"Leaf {seat.leaf} did not start: {error}", stacklevel=2)
-                seat.wanted, seat.why = None, str(error)
+                seat.wanted, seat.why = None, died_of(error)
+                warnings.warn(f"Leaf {seat.leaf} did not start: {seat.why}", stacklevel=2)
                 time.sleep(AGAIN)
                 continue
             with seat.lock:

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -25,7 +26,7 @@ from anytimecl.images import ImageSource, images_given, load_image
 from anytimecl.memory.database import Durability
 from anytimecl.prediction import THRESHOLD
 from anytimecl.scale.answers import TreePrediction
-from anytimecl.scale.leaf_host import NAMESPACE, connect_ray, import_ray
+from anytimecl.scale.leaf_host import NAMESPACE, connect_ray, died_of, import_ray, plainly
 from anytimecl.scale.leaves import Health, Unreachable
 from anytimecl.scale.on_ray import OnRay, on_ray
 from anytimecl.scale.pending import MustWait
@@ -41,6 +42,7 @@ T = TypeVar("T")
 NAME = "router"
 TOGETHER = 32  # images that travel in one call
 AGAIN_FOR, PAUSE = 120.0, 0.5  # seconds that a router that is gone is waited for, and between looks
+SOON = 60.0  # seconds after which whoever starts a tree hears what it may lack
 LEFT_FOR = 600.0  # seconds that a router that is started again waits until it has the tree
 # Calls of a kind that the router works on side by side; what waits for a leaf takes no thread.
 AT_ONCE = {"learn": 1000, "ask": 1000, "control": 100}
@@ -254,7 +256,8 @@ class ClusterClassifier:
         while True:
             remote = getattr(self._actor, method).options(concurrency_group=kind).remote
             try:
-                return self._ray.get(remote(*args, **options))
+                with plainly():
+                    return self._ray.get(remote(*args, **options))
             except self._ray.exceptions.RayActorError:
                 if time.monotonic() > end or self._ended:
                     raise
@@ -277,7 +280,8 @@ class ClusterClassifier:
             missing = []
             for at, ref in asked.items():
                 try:
-                    found[at] = self._ray.get(ref)
+                    with plainly():
+                        found[at] = self._ray.get(ref)
                 except self._ray.exceptions.RayActorError:
                     if time.monotonic() > end or self._ended:
                         raise
@@ -440,10 +444,14 @@ def up(
         raise AlreadyUp(f"A tree runs on this cluster already: {error}") from error
     made = ClusterClassifier(actor)
     try:
-        ray.get(actor.health.options(concurrency_group="control").remote())  # until all are there
+        health = actor.health.options(concurrency_group="control").remote()
+        if not ray.wait([health], timeout=SOON)[0]:
+            told = f"It has not started in {SOON:.0f} s: does a node have {cpus:g} cores to spare?"
+            warnings.warn(told, stacklevel=2)
+        ray.get(health)  # until all are there
     except ray.exceptions.RayActorError as error:
         ray.kill(actor)  # or Ray would try again for ever
-        raise AnytimeError(f"The router did not start: {error}") from error
+        raise AnytimeError(f"The router did not start: {died_of(error)}") from error
     return made
 
 

@@ -25,7 +25,7 @@ from anytimecl.closing import Closing
 from anytimecl.errors import StoreError
 from anytimecl.files import make_folder, replacing, sync
 from anytimecl.memory import StoreWarning
-from anytimecl.scale.leaf import LeafLesson
+from anytimecl.scale.leaf import Former, LeafLesson
 from anytimecl.scale.log_service import SCHEME, LogService
 
 T = TypeVar("T")
@@ -70,6 +70,8 @@ class SecondCopy(Closing):
     ) -> None:
         self.address = address
         self._place = _place(address)
+        if isinstance(self._place, _Folder):
+            self._place.make()
         self._tree, self._owner, self._meta = tree, owner, dict(meta)
         about = _about(self._place) if self._place.has(ABOUT) else None
         if about is not None and about.get("tree", tree) != tree:
@@ -239,7 +241,11 @@ def not_in(address: str, keys: Iterable[str]) -> set[str]:
 
 
 def then(learned: Future[T], put: Callable[[], Future[None]]) -> Future[T]:
-    """What was learned, once it is in the copy too; what is refused never goes there."""
+    """What was learned, once it is in the copy too; what is refused never goes there.
+
+    Nor does a retry of what another lesson has replaced: a copy that was begun since has the other
+    one alone, which the retry would undo for whoever reads both.
+    """
     made: Future[T] = Future()
 
     def copied(copy: Future[None]) -> None:
@@ -253,6 +259,8 @@ def then(learned: Future[T], put: Callable[[], Future[None]]) -> Future[T]:
         error = first.exception()
         if error is not None:
             made.set_exception(error)
+        elif isinstance(first.result(), Former):
+            made.set_result(first.result())
         else:
             put().add_done_callback(copied)
 
@@ -300,10 +308,13 @@ class _Folder:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+
+    def make(self) -> None:
+        """Be there, for whoever writes; who reads makes nothing."""
         try:
-            make_folder(path)
+            make_folder(self._path)
         except OSError as error:
-            raise StoreError(f"{path} cannot be made: {error}.") from error
+            raise StoreError(f"{self._path} cannot be made: {error}.") from error
 
     def __str__(self) -> str:
         return str(self._path)

@@ -33,6 +33,7 @@ from anytimecl.registry import Choice
 from anytimecl.scale import splitting
 from anytimecl.scale.answers import pooled
 from anytimecl.scale.counts import Counts
+from anytimecl.scale.homes import LabelHomes
 from anytimecl.scale.keys import KeyIndex, OneAtATime
 from anytimecl.scale.leaf import LeafLesson, vector_of
 from anytimecl.scale.leaves import Health, Here, Leaves, Unreachable, leaf_folder
@@ -112,9 +113,9 @@ class TreeClassifier(TreePredicting, Closing):
         self._copy: SecondCopy | None = None
         self._identity = place.noted(IDENTITY) or uuid.uuid4().hex
         self._last_asked: tuple[tuple[str, ...], ManyLabels] | None = None
-        self._labels: dict[str, None] = {}
+        self._labels = LabelHomes()
         for leaf in routes.leaves():
-            self._labels |= dict.fromkeys(leaves.call(leaf, "known_labels"))
+            self._labels.put(leaf, leaves.call(leaf, "known_labels"))
 
     @classmethod
     def open(
@@ -362,7 +363,7 @@ class TreeClassifier(TreePredicting, Closing):
             self._keys.claim(lesson.key, leaf)
         future = self._copied(lesson, self.leaves.teach(leaf, lesson))
         self._pending.add(leaf, future)
-        self._labels[lesson.label] = None
+        self._labels.sent(leaf, lesson.label, future)
         self._sizes[leaf] += 1
         future.add_done_callback(lambda done: self._counts.acknowledged(leaf, done))
         self._split_if_full(leaf)
@@ -454,6 +455,8 @@ class TreeClassifier(TreePredicting, Closing):
         try:
             for child in new:
                 self._read_keys(child)
+                self._labels.put(child, self.leaves.call(child, "known_labels"))
+            self._labels.drop(leaf)
             with self._lock:
                 del self._moved[leaf]
             self._counts.save()
@@ -485,7 +488,7 @@ class TreeClassifier(TreePredicting, Closing):
             self._counts.save()
             if self._copy is not None:
                 self._copy.forget(label)
-            self._labels.pop(label, None)
+            self._labels.forget(label)
             self._pending.restart_clocks(self._sizes)
         if self._place.has_aside():
             warnings.warn(

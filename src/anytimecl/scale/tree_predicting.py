@@ -16,6 +16,7 @@ from anytimecl.labels import clean_labels
 from anytimecl.prediction import THRESHOLD, told
 from anytimecl.scale import shortlist as shortlists
 from anytimecl.scale.answers import TreePrediction, gathered, mixed, original_only
+from anytimecl.scale.homes import LabelHomes
 from anytimecl.scale.leaf import image_vectors
 from anytimecl.scale.leaves import Leaves
 from anytimecl.scale.pending import Silence
@@ -37,13 +38,13 @@ class TreePredicting:
     near: int
     patience: float
     _silence: Silence
-    _labels: dict[str, None]
+    _labels: LabelHomes
     _last_asked: tuple[tuple[str, ...], ManyLabels] | None
 
     @property
     def labels(self) -> list[str]:
         """Every label learned, in order of first appearance."""
-        return list(self._labels)
+        return self._labels.names()
 
     def encode(self, images: Sequence[ImageSource]) -> Tensor:
         """The frozen trunk's tokens [image, token, width]."""

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("default")]
 
 PROGRAM = """
 import ray, sys
-ray.init(num_cpus=2, object_store_memory=100_000_000, include_dashboard=False,
+ray.init("local", num_cpus=2, object_store_memory=100_000_000, include_dashboard=False,
          log_to_driver=False, _temp_dir={temp!r})
 from anytimecl.cli import main
 sys.argv = ["anytimecl", *{words!r}]

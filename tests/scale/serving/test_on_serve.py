@@ -35,7 +35,11 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     except ImportError:
         pytest.skip("NO RAY: pip install -c constraints.txt -e '.[scale]'")
     ray.init(
-        num_cpus=8, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False
+        address="local",  # not that of somebody else on this machine
+        num_cpus=8,
+        include_dashboard=False,
+        object_store_memory=80_000_000,
+        log_to_driver=False,
     )
     yield ray
     serve.shutdown()

@@ -16,7 +16,7 @@ import torch
 from anytimecl.errors import AnytimeError
 from anytimecl.scale.encoding.blocks import BlockEncoder, Done
 from anytimecl.scale.encoding.job import BlockPlace, EncodingJob, load
-from anytimecl.scale.leaf_host import import_ray
+from anytimecl.scale.leaf_host import connect_ray, import_ray
 
 AHEAD = 2  # blocks that wait for each process, so that none is idle
 PATIENT = {"OMP_WAIT_POLICY": "passive"}  # threads that wait leave the core to other processes
@@ -128,12 +128,9 @@ def on_ray(
     gpus: float = 0.0,
 ) -> Iterator[Done]:
     """By actors of Ray Data, each on `cpus` cores and `gpus` GPUs; every node needs the folder."""
-    import_ray()
-    import ray
+    connect_ray(import_ray(), address)
     import ray.data
 
-    if not ray.is_initialized():
-        ray.init(address=address, log_to_driver=False)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = False

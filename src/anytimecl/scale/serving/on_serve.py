@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from anytimecl.errors import AnytimeError
+from anytimecl.errors import AnytimeError, StoreError
+from anytimecl.memory.opening import stored_meta
 from anytimecl.scale.leaf_host import connect_ray, import_ray
 from anytimecl.scale.serving.hosts import (
     BATCH,
@@ -178,13 +179,16 @@ def serve_memory(
     known = tokens_of(tokens)
     check_binding(host, known)
     serve = import_serve()
-    connect_ray(import_ray(), address)
     told = {
         "memory": str(Path(memory).resolve()),
         "tokens": None if tokens is None else str(tokens.resolve()),
         "guarded": bool(known),
         **args,
     }
+    planned(told)
+    if stored_meta(Path(memory)) is None:
+        raise StoreError(f"There is no memory in {memory}.")
+    connect_ray(import_ray(), address)
     made = application(told)
     serve.start(http_options={"host": host, "port": port}, proxy_location="EveryNode")
     try:

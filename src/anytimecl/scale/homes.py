@@ -1,0 +1,67 @@
+"""Which leaves have examples of each label, so that a tree knows its labels without asking them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future
+
+from anytimecl.scale.leaf import Emptied
+from anytimecl.trainer import Learned
+
+
+class LabelHomes:
+    """Label -> leaves, in order of first appearance.
+
+    >>> homes = LabelHomes()
+    >>> homes.put(0, ["cat", "dog"])
+    >>> homes.put(1, ["cat"])
+    >>> homes.drop(0)
+    >>> homes.names()
+    ['cat']
+    """
+
+    def __init__(self) -> None:
+        self._leaves: dict[str, set[int]] = {}
+        self._lock = threading.Lock()
+
+    def names(self) -> list[str]:
+        """Every label that some leaf has."""
+        with self._lock:
+            return [label for label, leaves in self._leaves.items() if leaves]
+
+    def put(self, leaf: int, labels: Iterable[str]) -> None:
+        """A leaf has examples of these."""
+        with self._lock:
+            for label in labels:
+                self._leaves.setdefault(label, set()).add(leaf)
+
+    def drop(self, leaf: int) -> None:
+        """A leaf is no more."""
+        with self._lock:
+            for leaves in self._leaves.values():
+                leaves.discard(leaf)
+
+    def forget(self, label: str) -> None:
+        """No leaf has it."""
+        with self._lock:
+            self._leaves.pop(label, None)
+
+    def sent(self, leaf: int, label: str, lesson: Future[Learned]) -> None:
+        """A lesson is on its way: its label counts from now on, unless the lesson is refused."""
+        with self._lock:
+            leaves = self._leaves.setdefault(label, set())
+            new = leaf not in leaves
+            leaves.add(leaf)
+
+        def over(done: Future[Learned]) -> None:
+            refused = done.cancelled() or done.exception() is not None
+            with self._lock:
+                if refused and new:
+                    leaves.discard(leaf)
+                elif not refused:
+                    leaves.add(leaf)
+                    if isinstance(done.result(), Emptied):
+                        self._leaves.get(str(done.result().replaced), set()).discard(leaf)
+
+        lesson.add_done_callback(over)
