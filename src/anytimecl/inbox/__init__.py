@@ -42,7 +42,7 @@ __all__ = ["Exported", "Inbox", "Item", "Proposal", "export_labels", "knowing"]
 FIRST = 64  # images that are looked at before the first question
 AHEAD = 4  # and more with every question, where nobody looks at them in between
 CLOSER = 1024  # of the most doubtful, and as many of the others, for each question
-OTHERS = 300  # images that an answer may change something for
+OTHERS = 2048  # images whose means the labels' are to come near
 PROPOSED = 5  # labels with a question
 SURE = 0.95  # probability from which an answer is proposed in bulk
 
