@@ -11,9 +11,10 @@ what the images of each look like.
 - *What they look like*: an expert knows a label by the mean of its examples, and a random few have
   it only roughly. The images without a label tell where it should be: those that look like a label
   are counted to it as far as they do, a few times over (expectation and maximisation: Nigam,
-  McCallum, Thrun and Mitchell, 2000). The image is asked about whose answer is expected to bring
-  the labels' means nearest to the means of all images (herding: Welling, ICML 2009). Doubt would
-  ask about odd images, and density alone about those known already.
+  McCallum, Thrun and Mitchell, 2000). An answer is worth how much nearer it is expected to bring
+  the labels' means to those of all images (herding: Welling, ICML 2009), times the doubt there is
+  about it now. At first all are in doubt, and what counts is the mean; later, the borders. Doubt
+  alone would ask about odd images, and the mean alone about those known already.
 
 Both are worked out by the Gaussian expert in closed form; no model is trained.
 """
@@ -31,7 +32,6 @@ from anytimecl.experts.gaussian import Space
 from anytimecl.experts.statistics import FIXED
 from anytimecl.pool import START, TINY
 
-MANY = 300  # images that a label of its own might explain
 ROUNDS = 4  # of counting images to the labels that they look like
 NAMED = START["original"] / START["gaussian"]  # weight of what the original model says
 
@@ -106,14 +106,13 @@ def believed(
 def most_telling(
     expert: GaussianExpert,
     asked: Beliefs,
-    others: Beliefs,  # drawn at random
     rows: Sequence[int],  # [label], -1: never seen
     chance: float,  # drawn between 0 and 1
 ) -> int:
-    """The place among `asked` of the image to ask about."""
+    """The place of the image to ask about, among all those without a label or many of them."""
     if chance < unseen(expert):
-        return int(explained(expert, asked.images, others.images[:MANY]).argmax())
-    return int(expected_gain(expert, asked, others, rows).argmax())
+        return int(explained(expert, asked.images).argmax())
+    return int((expected_gain(expert, asked, rows).clamp_min(0) * asked.doubt).argmax())
 
 
 def unseen(expert: GaussianExpert) -> float:
@@ -123,13 +122,12 @@ def unseen(expert: GaussianExpert) -> float:
     return int((counts == 1).sum()) / total if total else 1.0
 
 
-def explained(expert: GaussianExpert, asked: Tensor, others: Tensor) -> Tensor:
-    """How much likelier the others become in all, had an image [asked] a label of its own."""
-    known = expert.scores(others, range(expert.now.rows))
-    known = torch.cat([known, known.new_zeros(len(others), 1)], 1).amax(1, keepdim=True)
-    space, (whitened, unknown) = expert.space, expert.whitened(others)
-    alone = expert.whitened(asked)[0] + space.centre
-    mean, variance = space.predictive(torch.ones(1), alone)
+def explained(expert: GaussianExpert, asked: Tensor) -> Tensor:
+    """How much likelier all become together, had an image [asked] a label of its own."""
+    known = expert.scores(asked, range(expert.now.rows))
+    known = torch.cat([known, known.new_zeros(len(asked), 1)], 1).amax(1, keepdim=True)
+    space, (whitened, unknown) = expert.space, expert.whitened(asked)
+    mean, variance = space.predictive(torch.ones(1), whitened + space.centre)
     pull = mean / variance
     offset = (pull * mean).sum(1) + variance.log().sum() - (1 + space.ratio).log().sum()
     distance = whitened.square() @ (1 / variance).T - 2 * whitened @ pull.T + offset
@@ -139,7 +137,6 @@ def explained(expert: GaussianExpert, asked: Tensor, others: Tensor) -> Tensor:
 def expected_gain(
     expert: GaussianExpert,
     asked: Beliefs,
-    others: Beliefs,
     rows: Sequence[int],  # [label], -1: never seen
 ) -> Tensor:
     """How much nearer [asked] an answer brings the labels' means to those of all images.
@@ -147,12 +144,13 @@ def expected_gain(
     In squares, times the images of the label, over the labels that it may have.
     """
     learned = every = Groups.learned(expert, rows)
-    mine, theirs = expert.whitened(asked.images)[0], expert.whitened(others.images)[0]
+    images = expert.whitened(asked.images)[0]
     for _ in range(ROUNDS):
-        every = learned.joined(theirs, every.shares(theirs, others.original))
+        every = learned.joined(images, every.shares(images, asked.original))
     goal = every.sums / every.counts.clamp_min(TINY).unsqueeze(1)
     before = (learned.weight() * learned.sums - goal).square().sum(1)
     weight = learned.weight(1)
     off = weight * learned.sums - goal
-    after = off.square().sum(1) + 2 * mine @ (weight * off).T + mine.square() @ weight.square().T
-    return (every.shares(mine, asked.original) * every.counts * (before - after)).sum(1)
+    after = off.square().sum(1) + 2 * images @ (weight * off).T
+    after = after + images.square() @ weight.square().T
+    return (every.shares(images, asked.original) * every.counts * (before - after)).sum(1)
