@@ -1,7 +1,7 @@
 """Assisted labelling: of many images without a label, ask about the one that would teach most.
 
 Only the closed-form experts are asked, on one vector an image: that is cheap enough for a hundred
-thousand. Of these a few thousand are looked at again for each question, and compared by what an
+thousand. Of these two thousand are looked at again for each question, and compared by what an
 answer would tell (`choosing.py`).
 """
 
