@@ -9,7 +9,7 @@ ranking of cleanlab (of the extra `bench`; on the probabilities of a logistic
 regression of the same vectors, five folds), and the accuracy before and after these are corrected:
 by the Gaussian expert alone (beside it: with as many wrong ones, drawn at random, set right, and
 with all), and with --whole by the classifier. For cifar100, a fifth of the training images is asked
-about.
+about. With --images N no more than N images of each split are taken, as many of each label.
 
 *inbox*: pets and resisc12, labels called by name (they are told to the inbox beforehand) and by a
 code (they are not); by the experts in closed form, and with --whole by the classifier. Prints which
@@ -43,11 +43,11 @@ from rich.table import Table
 
 from anytimecl import AnytimeClassifier
 from anytimecl.backbone import Backbone, load
-from anytimecl.choosing import Beliefs, believed, most_telling
+from anytimecl.choosing import believed, most_telling
 from anytimecl.codec import make_codec
 from anytimecl.experts import GaussianExpert
 from anytimecl.images import iter_images
-from anytimecl.inbox import OTHERS, Inbox
+from anytimecl.inbox import Inbox
 from anytimecl.journaled import JournaledTrainer
 from anytimecl.memory.acts import move, rename
 from anytimecl.pool import RECENT, start_weights, weigh
@@ -80,7 +80,7 @@ class Task(NamedTuple):
 def open_task(
     data: Path, name: str, backbone: Backbone, *, held_out: bool, images: int | None = None
 ) -> Task:
-    """A split in two, or both splits; of each no more than the first `images`."""
+    """A split in two, or both splits; of each no more than so many `images`, of every label."""
     found = {}
     for split in ("train", "test"):
         refs = [ref for ref in iter_images(data / f"{name}.zip") if ref.split == split]
@@ -88,8 +88,9 @@ def open_task(
         labels = sorted(set(part.labels))
         targets = np.array([labels.index(label) for label in part.labels])
         if split == "train" or not held_out:
-            wanted = range(len(targets) if images is None else min(images, len(targets)))
-            found[split] = features(part, backbone, wanted)[: len(wanted)], targets[: len(wanted)]
+            count = len(targets) if images is None else min(images, len(targets))
+            wanted = [number * len(targets) // count for number in range(count)]  # label by label
+            found[split] = features(part, backbone, wanted)[wanted], targets[wanted]
     tokens, truth = found["train"]
     if not held_out:
         return Task(name, labels, tokens, truth, *found["test"])
@@ -330,15 +331,10 @@ class Experts:
         """As `Inbox` chooses; without labels `told` beforehand, among those seen."""
         labels = list(range(len(self.task.labels))) if told else self.seen
         rows = self.rows(labels)
-
-        def say(some: Sequence[int]) -> Beliefs:
-            named = self.original[some][:, labels].log_softmax(1)
-            return believed(self.expert, self.images[some], named, rows)
-
-        draw = np.random.default_rng((seed, len(self.taught)))
-        others = say(draw.permutation(left)[:OTHERS].tolist())
-        asked, chance = say(left), draw.random()
-        return left[most_telling(self.expert, asked, others, rows, chance)]
+        named = self.original[left][:, labels].log_softmax(1)
+        asked = believed(self.expert, self.images[left], named, rows)
+        chance = np.random.default_rng((seed, len(self.taught))).random()
+        return left[most_telling(self.expert, asked, rows, chance)]
 
 
 def labelled_by_experts(
@@ -563,7 +559,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--only", default="suspicious,inbox,relabel")
     parser.add_argument("--noisy", default="pets,cifar100", help="sets with wrong labels")
-    parser.add_argument("--images", type=int, help="of these sets, the first so many alone")
+    parser.add_argument("--images", type=int, help="of these sets, so many, spread evenly")
     parser.add_argument("--whole", action="store_true", help="the classifier besides the expert")
     parser.add_argument("--tasks", default="pets,resisc12", help="sets that are labelled")
     parser.add_argument("--called", default="name,code")

@@ -43,9 +43,8 @@ def test_the_first_is_what_the_inbox_would_ask_about(service: Service) -> None:
     inbox.prepare()
     vectors = inbox._stacked(range(len(numbers)))
     with knowing(service.engine.classifier) as known:
-        said, draw = known.say(vectors), Random(len(numbers))
-        draw.sample(range(len(numbers)), len(numbers))
-        best = known.best(said, said, draw.random())
+        said = known.say(vectors)
+        best = known.best(said, Random(len(numbers)).random())
         doubt = said.doubt.tolist()
     assert told["images"][0] == keys[best]
     rest = [doubt[keys.index(key)] for key in told["images"][1:]]

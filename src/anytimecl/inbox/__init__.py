@@ -1,7 +1,7 @@
 """Assisted labelling: of many images without a label, ask about the one that would teach most.
 
 Only the closed-form experts are asked, on one vector an image: that is cheap enough for a hundred
-thousand. Of these a few thousand are looked at again for each question, and compared by what an
+thousand. Of these two thousand are looked at again for each question, and compared by what an
 answer would tell (`choosing.py`).
 """
 
@@ -41,8 +41,7 @@ __all__ = ["Exported", "Inbox", "Item", "Proposal", "export_labels", "knowing"]
 
 FIRST = 64  # images that are looked at before the first question
 AHEAD = 4  # and more with every question, where nobody looks at them in between
-CLOSER = 1024  # of the most doubtful, and as many of the others, for each question
-OTHERS = 300  # images that an answer may change something for
+LOOKED = 2048  # images that are compared for each question, others every time
 PROPOSED = 5  # labels with a question
 SURE = 0.95  # probability from which an answer is proposed in bulk
 
@@ -259,18 +258,12 @@ class Inbox:
         left = self._open()
         if not left:
             return None
-        stale = self._state.priority
-        promising = sorted(left, key=lambda n: -stale.get(n, 1.0))[:CLOSER]
         start = self._turn % len(left)
-        self._turn += CLOSER
-        others = (left + left)[start : start + min(CLOSER, len(left))]
-        looked = list(dict.fromkeys([*promising, *others]))
-        draw = random.Random(self._turn)
-        some = draw.sample(left, min(OTHERS, len(left)))
+        self._turn += LOOKED
+        looked = (left + left)[start : start + min(LOOKED, len(left))]
         with knowing(self.clf, self._wanted) as known:
             asked = known.say(self._stacked(looked))
-            stale.update(zip(looked, asked.doubt.tolist(), strict=True))
-            return looked[known.best(asked, known.say(self._stacked(some)), draw.random())]
+            return looked[known.best(asked, random.Random(self._turn).random())]
 
     def _stacked(self, numbers: Sequence[int]) -> Tensor:
         vectors = self._state.vectors

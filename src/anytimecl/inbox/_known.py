@@ -32,8 +32,8 @@ class Known(NamedTuple):
         original = model.learner.named(images, self.text).log_softmax(1)
         return believed(model.gaussian, images, original, self.rows)
 
-    def best(self, asked: Beliefs, others: Beliefs, chance: float) -> int:
-        return most_telling(self.model.gaussian, asked, others, self.rows, chance)
+    def best(self, asked: Beliefs, chance: float) -> int:
+        return most_telling(self.model.gaussian, asked, self.rows, chance)
 
 
 @contextmanager

@@ -41,7 +41,6 @@ class State:
     def __init__(self, memory: Path | None, over: Any, keys: Mapping[str, str], spec: Spec) -> None:
         self.vectors: dict[str, Vector] = {}
         self.done: dict[str, int | None] = {}  # key -> the example it became; None: skipped
-        self.priority: dict[int, float] = {}  # as it was when it was last looked at
         self._acts: list[tuple[str, int | None]] = []
         self._rows: dict[str, int] = {}  # key -> where its vector is
         self._file: Path | None = None

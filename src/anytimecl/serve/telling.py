@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from anytimecl.errors import ImageError
-from anytimecl.inbox import OTHERS, knowing
+from anytimecl.inbox import knowing
 from anytimecl.tail import images_of
 
 if TYPE_CHECKING:
@@ -68,11 +68,10 @@ class LookedAt:
             found = {key: self._vectors[key] for key in keys if key in self._vectors}
         if not found:
             return []
-        images, draw = torch.stack(list(found.values())).float(), random.Random(len(found))
-        some = draw.sample(range(len(found)), min(OTHERS, len(found)))
+        images = torch.stack(list(found.values())).float()
         with knowing(self._classifier, labels) as known:
             asked = known.say(images)
-            best = known.best(asked, asked.pick(torch.tensor(some)), draw.random())
+            best = known.best(asked, random.Random(len(found)).random())
         doubt = asked.doubt
         doubt[best] = 2.0
         names = list(found)
