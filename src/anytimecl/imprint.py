@@ -39,8 +39,9 @@ class Imprint:
 
         So they do without a prior: only its mean tells what all images have in common.
         """
-        on = config.imprint > 0 and config.tune == "block" and prior is not None
-        return cls(config.imprint, prior.mean) if on else None
+        if prior is None or not config.imprint or config.tune != "block":
+            return None
+        return cls(config.imprint, prior.mean)
 
     def of(self, known: Statistics, rows: Sequence[int]) -> Tensor:
         """Of these labels: [row, dim]."""

@@ -106,8 +106,9 @@ class Model:
         images, tuned_images = chosen.both_images(tokens)
         original = chosen.named_by_original(images, vectors)
         tuned = chosen.named_by_tuned(tuned_images, vectors, rows)
+        other = chosen.other_logit
         texts = self.by_text(tuned_images, vectors, names)
-        return self.of_logits(tuned, original, chosen.other_logit, images, names, texts)
+        return self.of_logits(tuned, original, other, images, names, texts)
 
     def by_text(self, tuned: Tensor, vectors: Tensor, names: Sequence[str]) -> Tensor | None:
         """Logits [image, label] of the tuned model's images beside texts, where some are unseen."""
@@ -180,7 +181,8 @@ class Model:
         row = self.rows[seen.label]
         self.estimates.add(seen.label, tuned=tuned, original=original)
         self.gaussian.add(seen.example, row, seen.original)
-        self.imprinted([row])
+        if self.imprint is not None:
+            self.imprinted([row])
         if self.others.experts:
             self.others.add([seen.example], [row], [seen.original])
         if not tuned:

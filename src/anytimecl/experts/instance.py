@@ -49,13 +49,17 @@ class InstanceExpert:
         self._images = torch.zeros(0, dim)  # in the space of views
         self._apart = torch.zeros(0)  # log-distance of each to the nearest before it, inf: none
 
+    @one_thread()
     def add(self, example: int, row: int, image: Tensor) -> None:
         """Keep an image that had to be taught."""
-        self.add_many([example], [row], image.unsqueeze(0))
+        self._add([example], [row], image.unsqueeze(0))
 
     @one_thread()
     def add_many(self, examples: Sequence[int], rows: Sequence[int], images: Tensor) -> None:
         """The same for several, in order."""
+        self._add(examples, rows, images)
+
+    def _add(self, examples: Sequence[int], rows: Sequence[int], images: Tensor) -> None:
         if self.prior is None:
             return
         for start in range(0, len(examples), CHUNK):

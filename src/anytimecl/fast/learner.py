@@ -108,12 +108,15 @@ class FastLearner(Learner):
     def step_input(self, batch: Batch) -> StepInput:
         """The batch as the step that is written out wants it."""
         size, scale, seen = len(batch.target), self.spec.logit_scale, batch.tokens
+        labels = batch.vectors
+        if len(self.shifts):
+            labels = self.moved(labels, self.shifts, batch.rows)
         if isinstance(seen, Tensor):
             seen = tail_input(self.params, self.spec.tail, seen)
         return StepInput(
             seen,
             batch.target,
-            self.moved(batch.vectors, self.shifts, batch.rows),
+            labels,
             self.other.new_zeros(()) if batch.mask is None else batch.mask,
             self.other.new_full((size,), 1 / size) if batch.weight is None else batch.weight,
             scale,

@@ -52,10 +52,11 @@ def supports(spec: TailSpec) -> bool:
 
 def written_out_step(params: Params, other: Tensor, spec: TailSpec, asked: StepInput) -> StepOutput:
     """Forward and backward of one block for the class token alone, or of a pooling head."""
-    logits, late, half = late_step(params, other, spec, asked)
-    early = early_step(params, spec, asked.seen, half)
-    vectors = late.vectors | early.vectors
-    return StepOutput(logits, late.matrices | early.matrices, vectors, half.images)
+    logits, late, half = _late(params, other, spec, asked)
+    early = _early(params, spec, asked.seen, half)
+    both = Gradients(late.matrices | early.matrices, late.vectors | early.vectors)
+    matrices, vectors = _full_names(spec, both)
+    return StepOutput(logits, matrices, vectors, half.images)
 
 
 class Gradients(NamedTuple):
@@ -78,6 +79,18 @@ def late_step(
     params: Params, other: Tensor, spec: TailSpec, asked: StepInput
 ) -> tuple[Tensor, Gradients, Half]:
     """All the way forward, and back as far as the attention's output."""
+    logits, found, half = _late(params, other, spec, asked)
+    return logits, _full_names(spec, found), half
+
+
+def early_step(params: Params, spec: TailSpec, seen: TailInput, half: Half) -> Gradients:
+    """The rest of the way back, through the attention."""
+    return _full_names(spec, _early(params, spec, seen, half))
+
+
+def _late(
+    params: Params, other: Tensor, spec: TailSpec, asked: StepInput
+) -> tuple[Tensor, Gradients, Half]:
     p = _own_names(params, spec)
     attended: Attended = _form(p, asked.seen.tokens).attend(p, spec, asked.seen.tokens)
     attended_out = linear(p, "self_attn.out_proj", attended.values)
@@ -129,16 +142,15 @@ def late_step(
         "layer_norm2.bias": d_shift,
         "mlp.fc1.bias": d_hidden.sum(0),
         "mlp.fc2.bias": d_out.sum(0),
+        OTHER: d_other,
     }
     if scale2 is not None:
         vectors["layer_scale2.lambda1"] = (d_x2 * out).sum(0)
-    gradients = _full_names(spec, matrices, vectors)
-    gradients.vectors["other"] = d_other
-    return logits, gradients, Half(attended, attended_out, d_x1, unit)
+    half = Half(attended, attended_out, d_x1, unit)
+    return logits, Gradients(matrices, vectors), half
 
 
-def early_step(params: Params, spec: TailSpec, seen: TailInput, half: Half) -> Gradients:
-    """The rest of the way back, through the attention."""
+def _early(params: Params, spec: TailSpec, seen: TailInput, half: Half) -> Gradients:
     p = _own_names(params, spec)
     was, out, d_x1, _ = half
     kind, form = was.values.dtype, _form(p, seen.tokens)
@@ -163,9 +175,10 @@ def early_step(params: Params, spec: TailSpec, seen: TailInput, half: Half) -> G
         vectors |= {"layer_norm1.weight": back.d_gain, "layer_norm1.bias": back.d_shift}
     if scale1 is not None:
         vectors["layer_scale1.lambda1"] = (d_x1 * out).sum(0)
-    return _full_names(spec, matrices, vectors)
+    return Gradients(matrices, vectors)
 
 
+OTHER = "other"  # the logit that is learned beside the block
 # A pooling head's weights, by the names that they would have in a block.
 _IN_HEAD = {
     "self_attn.": "head.attention.",
@@ -188,18 +201,18 @@ def _own_names(params: Params, spec: TailSpec) -> dict[str, Tensor]:
 
 
 def _full_name(spec: TailSpec, name: str) -> str:
+    if name == OTHER:
+        return name
     if spec.blocks:
         return f"layers.{spec.last}.{name}"
     own = next(own for own in _IN_HEAD if name.startswith(own))
     return _IN_HEAD[own] + name.removeprefix(own)
 
 
-def _full_names(
-    spec: TailSpec, matrices: Mapping[str, LowRank], vectors: Mapping[str, Tensor]
-) -> Gradients:
+def _full_names(spec: TailSpec, found: Gradients) -> Gradients:
     return Gradients(
-        {_full_name(spec, f"{name}.weight"): value for name, value in matrices.items()},
-        {_full_name(spec, name): value for name, value in vectors.items()},
+        {_full_name(spec, f"{name}.weight"): value for name, value in found.matrices.items()},
+        {_full_name(spec, name): value for name, value in found.vectors.items()},
     )
 
 
