@@ -3,7 +3,7 @@
 With `e` the text's vector, `x` the `n` images of the label as the original model sees them, and
 `m0` the mean of images in general,
 
-    v(y) = e(y) + strength * sum of (x - m0) / (n + TEXT),   of unit length:
+    w(y) = e(y) + strength * sum of (x - m0) / (n + TEXT),   of unit length:
 
 weight imprinting, with the text for as many images as it is worth. Where labels are but codes,
 images are all that tells them apart. It follows from the sums that the Gaussian expert keeps, and

@@ -203,6 +203,8 @@ class Learning(Recording):
             A key has taught another image, or another label.
         StoreError
             The memory is read-only, closed or damaged, or the disk is full.
+        TypeError
+            One of them is no such tuple.
         """
 
         def ready(example: tuple[Any, ...]) -> Callable[[], Learned]:
