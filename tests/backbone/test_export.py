@@ -246,8 +246,13 @@ def test_the_embedded_trunk_with_one_wrong_weight_is_refused(
         export_trunk(floating, tmp_path / "trunk.onnx", "int8")
 
 
-def test_int8_products_are_exact_on_every_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("vnni", [None, False])
+def test_int8_products_are_exact_on_every_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vnni: bool | None
+) -> None:
     """Sums that do not fit 16 bits, as large weights and bright pixels give them."""
+    if vnni is not None:
+        monkeypatch.setattr("anytimecl.backbone.trunk._has_vnni", lambda: vnni)
     weight = np.full((12, 2), 127, dtype=np.int8)
     nodes = [
         onnx.helper.make_node("Flatten", ["pixels"], ["flat"]),
