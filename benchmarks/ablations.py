@@ -1,7 +1,8 @@
 """What each part of the pool is worth, on training images that nothing was learned from.
 
     python -m benchmarks.ablations DATA [--tasks resisc12,pets,flowers102] [--seeds 0,1,2]
-                                   [--shots 1,2,4,8] [--imprint 0] [--model embedded]
+                                   [--shots 1,2,4,8] [--columns name,code,class,data]
+                                   [--only pool,tuned] [--imprint 0] [--model embedded]
                                    [--device cpu] [--out FILE]
     python -m benchmarks.ablations show FILE...
 
@@ -11,8 +12,9 @@ nothing. *class*: a fifth of the classes after the other, all that are left of t
 over all classes while some are still unseen. *data*: all examples in random order, asked over all
 classes after 2, 4, 8, 16 and 32 per cent, when labels have very different numbers of them. A stream
 is learned once; then one part of the pool is changed at a time, and all else stays. What changes
-the learning itself, `--imprint`, is a run of its own. Prints the mean over tasks and shots, and its
-spread over seeds; --out keeps every figure as a line of JSON, which `show` reads.
+the learning itself, `--imprint`, is a run of its own; --only names the parts to change. Prints the
+mean over tasks and shots, and its spread over seeds; --out adds every figure to a file as a line of
+JSON, which `show` reads.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -205,27 +207,27 @@ def streams(
     seed: int,
     shots: Sequence[int],
     config: LearnerConfig,
-    *,
-    by_class: bool,
+    columns: Sequence[str],
 ) -> Iterator[tuple[str, StreamLearner]]:
-    """Each as it is when it is asked."""
+    """Each as it is when it is asked, under the column that it belongs to."""
     random, targets = np.random.default_rng(seed), np.array(task.targets)
     own = [random.permutation(np.flatnonzero(targets == label)) for label in task.labels]
+    few = next((column for column in columns if column in ("name", "code")), None)
     for count in shots:
-        if min(map(len, own)) >= count:
+        if few and min(map(len, own)) >= count:
             learner = learner_of(task, backbone, seed, config)
             chosen = np.concatenate([some[: count or None] for some in own])
             learner.learn(random.permutation(chosen).tolist())
-            yield "shots", learner
-    if by_class:
+            yield few, learner
+    stages = {
+        "class": class_incremental(task.targets, seed)[:-1],
+        "data": data_incremental(len(targets), seed)[:-2],
+    }
+    for column in (column for column in stages if column in columns):
         learner = learner_of(task, backbone, seed, config)
-        for stage in class_incremental(task.targets, seed)[:-1]:
+        for stage in stages[column]:
             learner.learn(stage.examples)
-            yield "class", learner
-        learner = learner_of(task, backbone, seed, config)
-        for stage in data_incremental(len(targets), seed)[:-2]:
-            learner.learn(stage.examples)
-            yield "data", learner
+            yield column, learner
 
 
 def asked(model: Model, variant: Variant, task: Task, vectors: Tensor) -> float:
@@ -259,6 +261,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", default="resisc12,pets,flowers102")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--shots", default="1,2,4,8")
+    parser.add_argument("--columns", default="name,code,class,data")
+    parser.add_argument("--only", help="some of the variants")
     parser.add_argument("--imprint", type=float, default=LearnerConfig().imprint)
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--device", default="cpu")
@@ -267,27 +271,36 @@ def main(words: Sequence[str] | None = None) -> None:
     backbone = load(given.model, device=given.device)
     config = LearnerConfig(imprint=given.imprint)
     shots = [int(count) for count in given.shots.split(",")]
+    chosen = given.only.split(",") if given.only else list(VARIANTS)
+    variants = {title: VARIANTS[title] for title in chosen}
     lines: list[Line] = []
     for name in given.tasks.split(","):
         for coded in (False, True):
+            columns = [x for x in given.columns.split(",") if (x == "code") == coded]
+            if not columns:
+                continue
             task = open_task(given.data / f"{name}.zip", backbone, coded=coded)
             for seed in map(int, given.seeds.split(",")):
-                taught = streams(task, backbone, seed, shots, config, by_class=not coded)
-                for kind, learner in taught:
-                    column = kind if kind != "shots" else "code" if coded else "name"
-                    tell(f"{name}, {column}, seed {seed}, {len(learner.model.evidence)} kept")
-                    lines += compared(learner.model, task, {"task": name, "seed": seed}, column)
-    if given.out:
-        given.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+                about = {"task": name, "seed": seed, "imprint": given.imprint}
+                for column, learner in streams(task, backbone, seed, shots, config, columns):
+                    about |= {"column": column, "examples": learner.learner.optimiser.steps}
+                    found = list(compared(learner.model, task, about, variants))
+                    lines += found
+                    tell(str(found[-1]))
+                    if given.out:
+                        with given.out.open("a") as file:
+                            file.writelines(json.dumps(line) + "\n" for line in found)
     show(lines)
 
 
-def compared(model: Model, task: Task, about: Line, column: str) -> Iterator[Line]:
-    """Every variant on the held-out images."""
+def compared(
+    model: Model, task: Task, about: Line, variants: Mapping[str, Variant]
+) -> Iterator[Line]:
+    """Variants on the held-out images."""
     vectors = torch.stack([task.vectors[label] for label in task.labels])
-    for title, variant in VARIANTS.items():
+    for title, variant in variants.items():
         score = round(asked(model, variant, task, vectors), 4)
-        yield about | {"column": column, "variant": title, "accuracy": score}
+        yield about | {"variant": title, "accuracy": score}
 
 
 def show(lines: Sequence[Line]) -> None:
@@ -297,7 +310,7 @@ def show(lines: Sequence[Line]) -> None:
         scores[line["variant"], line["column"]][line["seed"]].append(line["accuracy"])
     columns = [kind for kind in ("name", "code", "class", "data") if ("pool", kind) in scores]
     table = Table("", *columns, title="Per cent right on held-out training images")
-    for title in VARIANTS:
+    for title in dict.fromkeys(line["variant"] for line in lines):
         cells = []
         for kind in columns:
             means = [float(np.mean(found)) for found in scores[title, kind].values()]
