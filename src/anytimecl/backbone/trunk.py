@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Mapping
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -150,14 +149,10 @@ class TorchTrunk:
             return trunk_tokens(self.params, self.spec, pixels).float()
 
 
-@cache
 def _has_vnni() -> bool:
     """Whether this CPU is known to add int8 products in 32 bits."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False  # another system than Linux
-    return re.search(r"\bavx(512)?_vnni\b", flags) is not None
+    able = torch.cpu.get_capabilities()
+    return bool(able.get("avx512_vnni") or able.get("avx_vnni"))
 
 
 class OnnxTrunk:

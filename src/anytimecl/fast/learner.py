@@ -9,6 +9,7 @@ from torch import Tensor
 
 from anytimecl.backbone.spec import Spec
 from anytimecl.codec import Codec
+from anytimecl.fast.alike import alike_with_one_thread
 from anytimecl.fast.bf16 import copies_of
 from anytimecl.fast.cuda_graph import CapturedStep
 from anytimecl.fast.example_cache import ExampleCache
@@ -20,8 +21,6 @@ from anytimecl.optimiser import AdamW
 from anytimecl.settings import LearnerConfig
 from anytimecl.step import Batch, DeviceSteps, Update
 from anytimecl.tail import TailInput, tail_input
-
-ALIKE_UP_TO = 3  # threads: with more, products in bfloat16 were not compared with those of one
 
 
 class FastLearner(Learner):
@@ -36,6 +35,7 @@ class FastLearner(Learner):
             self.copies |= copies_of(self.params, config.precision)
         self._captured: CapturedStep | None = None
         self._cache: ExampleCache | None = None
+        self._alike: dict[int, bool] = {}  # by number of threads
 
     def can_be_written_out(self) -> bool:
         """Whether a step of this learner is the one in `step.py`; autograd takes the others."""
@@ -47,10 +47,12 @@ class FastLearner(Learner):
     def alike(self) -> bool:
         """Whether steps are the same to the bit with one of torch's threads as with all of them.
 
-        Products in bfloat16 are; a GPU's do not ask.
+        Products in bfloat16 may be, on this processor; a GPU's do not ask.
         """
-        few = torch.get_num_threads() <= ALIKE_UP_TO
-        return super().alike or self.other.is_cuda or (bool(self.copies) and few)
+        threads = torch.get_num_threads()
+        if self.copies and threads > 1 and threads not in self._alike:
+            self._alike[threads] = alike_with_one_thread(self)
+        return super().alike or self.other.is_cuda or self._alike.get(threads, False)
 
     @property
     def on_gpu(self) -> bool:
