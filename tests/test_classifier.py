@@ -1096,6 +1096,28 @@ def test_a_program_that_changes_its_folder_keeps_its_memory(
         assert len(copy) == 3
 
 
+def test_what_takes_the_place_of_a_memory_in_use_keeps_its_own_checkpoint(tmp_path: Path) -> None:
+    """A backup, say, as somebody brought it back before the program ended."""
+    place, elsewhere = tmp_path / "memory", tmp_path / "elsewhere"
+    with opened(place, settings=settings()) as classifier:
+        classifier.learn_many(lessons(3))
+        classifier.save_pretrained(tmp_path / "backup")
+        with opened(tmp_path / "backup", settings=settings()) as again:
+            before = knowledge(again)
+        place.rename(elsewhere)
+        shutil.copytree(tmp_path / "backup", place)
+        classifier.learn_many(lessons(9, 3))  # it lasts where it is now
+        with pytest.warns(StoreWarning, match="moved or removed while it was in use"):
+            classifier.forget(example_id=7)
+        classifier.learn_many(lessons(3, 12))
+        after = knowledge(classifier)
+        with pytest.warns(StoreWarning, match="moved or removed while it was in use"):
+            classifier.close()
+    for folder, known in ((place, before), (elsewhere, after)):
+        with opened(folder, settings=settings()) as again:
+            assert differing(known, knowledge(again)) == []
+
+
 def test_without_its_checkpoint_a_memory_is_learned_again(tmp_path: Path) -> None:
     with opened(tmp_path, settings=settings()) as classifier:
         classifier.learn_many(lessons(12))
