@@ -445,9 +445,26 @@ def test_a_threshold_is_a_probability(threshold: float) -> None:
         taught(range(3)).predict(picture(5), LABELS, threshold=threshold)
 
 
-def test_what_is_no_pair_of_image_and_label_is_named() -> None:
-    with pytest.raises(TypeError, match=r"\(image, label\).*'photo.jpg'"):
-        taught(range(3)).learn_many(["photo.jpg"])  # type: ignore[list-item]
+@pytest.mark.parametrize(
+    ("example", "told"),
+    [
+        ("photo.jpg", "'photo.jpg'"),
+        ("ab", "'ab'"),
+        ({"image": 1, "label": 2}, "{'image'"),
+        (3, "3"),
+        (bytes(1000), "b'"),
+    ],
+)
+def test_what_is_no_pair_of_image_and_label_is_named(example: Any, told: str) -> None:
+    with pytest.raises(TypeError, match=rf"\(image, label\).*not {told}.{{,40}}$"):
+        taught(range(3)).learn_many([example])
+
+
+def test_examples_come_as_the_rows_of_a_table(tmp_path: Path) -> None:
+    """As `frame.to_numpy()` gives them."""
+    picture(5).save(tmp_path / "a.png")
+    rows: Any = np.array([[str(tmp_path / "a.png"), "cat"]], dtype=object)
+    assert taught(range(3)).learn_many(rows) == 1
 
 
 def test_settings_are_settings() -> None:
