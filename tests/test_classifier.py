@@ -445,9 +445,26 @@ def test_a_threshold_is_a_probability(threshold: float) -> None:
         taught(range(3)).predict(picture(5), LABELS, threshold=threshold)
 
 
-def test_what_is_no_pair_of_image_and_label_is_named() -> None:
-    with pytest.raises(TypeError, match=r"\(image, label\).*'photo.jpg'"):
-        taught(range(3)).learn_many(["photo.jpg"])  # type: ignore[list-item]
+@pytest.mark.parametrize(
+    ("example", "told"),
+    [
+        ("photo.jpg", "'photo.jpg'"),
+        ("ab", "'ab'"),
+        ({"image": 1, "label": 2}, "{'image'"),
+        (3, "3"),
+        (bytes(1000), "b'"),
+    ],
+)
+def test_what_is_no_pair_of_image_and_label_is_named(example: Any, told: str) -> None:
+    with pytest.raises(TypeError, match=rf"\(image, label\).*not {told}.{{,40}}$"):
+        taught(range(3)).learn_many([example])
+
+
+def test_examples_come_as_the_rows_of_a_table(tmp_path: Path) -> None:
+    """As `frame.to_numpy()` gives them."""
+    picture(5).save(tmp_path / "a.png")
+    rows: Any = np.array([[str(tmp_path / "a.png"), "cat"]], dtype=object)
+    assert taught(range(3)).learn_many(rows) == 1
 
 
 def test_settings_are_settings() -> None:
@@ -1094,6 +1111,28 @@ def test_a_program_that_changes_its_folder_keeps_its_memory(
     assert len(list((tmp_path / "here/memory/checkpoint").iterdir())) > 0
     with opened(Path("copy")) as copy:
         assert len(copy) == 3
+
+
+def test_what_takes_the_place_of_a_memory_in_use_keeps_its_own_checkpoint(tmp_path: Path) -> None:
+    """A backup, say, as somebody brought it back before the program ended."""
+    place, elsewhere = tmp_path / "memory", tmp_path / "elsewhere"
+    with opened(place, settings=settings()) as classifier:
+        classifier.learn_many(lessons(3))
+        classifier.save_pretrained(tmp_path / "backup")
+        with opened(tmp_path / "backup", settings=settings()) as again:
+            before = knowledge(again)
+        place.rename(elsewhere)
+        shutil.copytree(tmp_path / "backup", place)
+        classifier.learn_many(lessons(9, 3))  # it lasts where it is now
+        with pytest.warns(StoreWarning, match="moved or removed while it was in use"):
+            classifier.forget(example_id=7)
+        classifier.learn_many(lessons(3, 12))
+        after = knowledge(classifier)
+        with pytest.warns(StoreWarning, match="moved or removed while it was in use"):
+            classifier.close()
+    for folder, known in ((place, before), (elsewhere, after)):
+        with opened(folder, settings=settings()) as again:
+            assert differing(known, knowledge(again)) == []
 
 
 def test_without_its_checkpoint_a_memory_is_learned_again(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -86,6 +87,36 @@ def check_same(learner: StreamLearner, trainer: Trainer, tolerance: float = 1e-4
 def test_a_stream_is_its_examples_one_by_one(sampler: str) -> None:
     chosen = settings(seed=3, sampler=sampler)
     check_same(streamed(chosen), taught(range(COUNT), settings=chosen)._trainer)
+
+
+@pytest.mark.parametrize(
+    ("config", "order"),
+    [
+        (FAST, "_draw _draw learned_many learned_many"),
+        (IMPRINTED, "_draw learned_many _draw learned_many"),
+    ],
+    ids=["texts", "imprinted"],
+)
+def test_a_device_is_waited_for_only_where_the_next_steps_need_it(
+    config: LearnerConfig, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a GPU would idle while the draws of a stretch are made."""
+    acts: list[str] = []
+
+    def note(owner: type, name: str) -> None:
+        act = getattr(owner, name)
+
+        def noted(*given: Any) -> None:
+            acts.append(name)
+            act(*given)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    note(StreamLearner, "_draw")
+    note(Model, "learned_many")
+    monkeypatch.setattr(stream, "STRETCH", 10)
+    streamed(settings(learner=config), prior=measured().prior)
+    assert acts[:4] == order.split()
 
 
 @pytest.mark.parametrize("config", [FAST, IMPRINTED], ids=["texts", "imprinted"])

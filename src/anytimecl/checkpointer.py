@@ -10,7 +10,9 @@ from pathlib import Path
 from anytimecl import checkpoint as checkpoints
 from anytimecl.checkpoint import Checkpoint
 from anytimecl.errors import CheckpointError
+from anytimecl.files import identity, shown
 from anytimecl.memory import StoreWarning
+from anytimecl.memory.database import FILE
 
 CHECKPOINT = "checkpoint"
 CHECKPOINT_EVERY = 256  # examples: what opening after a crash repeats at most
@@ -30,6 +32,7 @@ class Checkpointer:
         self.saved = 0  # the event of the last one that is known to be on disk
         self._saving = 0  # and of the one that is being written
         self._place = None if folder is None else folder / CHECKPOINT
+        self._memory = self._beside()
         self._read_only = read_only
         self._writer = ThreadPoolExecutor(1, "anytimecl-checkpoint")
         self._written: Future[None] | None = None
@@ -46,7 +49,7 @@ class Checkpointer:
 
     def load(self) -> Checkpoint | None:
         """The last one."""
-        if self._place is None:
+        if self._place is None or self._away:
             return None
         self.settle()
         load = checkpoints.load_beside_owner if self._read_only else checkpoints.load
@@ -60,6 +63,15 @@ class Checkpointer:
         if self._place is None or self._read_only:
             return
         self.settle()
+        if self._away:
+            warnings.warn(
+                f"The memory in {shown(self._place.parent)} was moved or removed while it was in "
+                "use: no checkpoint is written, and opening it repeats what was learned since the "
+                "last one.",
+                StoreWarning,
+                stacklevel=4,
+            )
+            return
         taken = take()
         self._written = self._writer.submit(checkpoints.save, taken, self._place)
         self._saving = taken.event
@@ -76,6 +88,15 @@ class Checkpointer:
             self.unsaved = 1  # so that closing tries again
             told = "It is forgotten, but the last checkpoint knows of it until the next is written."
             warnings.warn(f"{told} {error}", StoreWarning, stacklevel=3)
+
+    @property
+    def _away(self) -> bool:
+        """Whether another memory, or none, is where that of these checkpoints was."""
+        return self._beside() != self._memory
+
+    def _beside(self) -> tuple[int, int] | None:
+        """Which memory the folder holds now."""
+        return None if self._place is None else identity(self._place.with_name(FILE))
 
     def settle(self) -> None:
         """Wait for the one that is being written. If it fails, nothing learned is lost."""

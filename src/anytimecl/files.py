@@ -21,6 +21,15 @@ def shown(path: Path) -> str:
         return str(path)
 
 
+def identity(path: Path) -> tuple[int, int] | None:
+    """Which file has the name now, whatever else it is called; None: there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A draft to write, a file or a folder, which becomes `path` when the block ends well.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 from torch import Tensor
@@ -208,8 +209,10 @@ class Learning(Recording):
         """
 
         def ready(example: tuple[Any, ...]) -> Callable[[], Learned]:
-            if not isinstance(example, tuple | list) or len(example) not in (2, 3):
-                raise TypeError(f"An example is (image, label) or (image, label, key): {example!r}")
+            texts = isinstance(example, str | bytes | Mapping)  # which have a length, too
+            if texts or not isinstance(example, Sized) or len(example) not in (2, 3):
+                told = reprlib.repr(example)
+                raise TypeError(f"An example is (image, label) or (image, label, key), not {told}.")
             image, label, *rest = example
             label, key = teachable(label), rest[0] if rest else None
             if key is not None and isinstance(image, str | os.PathLike):

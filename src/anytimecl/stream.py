@@ -128,18 +128,27 @@ class StreamLearner:
 
     def learn(self, indices: Sequence[int]) -> None:
         """One online step for each of these examples, in order."""
+        told = []
         for start in range(0, len(indices), STRETCH):
             part = indices[start : start + STRETCH]
-            turn = len(self._at)
-            # The device is waited for once a stretch: what comes next depends on its images.
-            right, images, units = (found.cpu() for found in self._learn_stretch(part))
-            seen = [
-                Evidence(turn + number, self._label_of[index], unit, image)
-                for number, (index, unit, image) in enumerate(
-                    zip(part, units, images, strict=True), start=1
-                )
-            ]
-            self.model.learned_many(seen, right.tolist())
+            told.append((len(self._at), part, self._learn_stretch(part)))
+            if self.model.imprint is not None:  # the next labels lie where these images do
+                self._remember(*told.pop())
+        for stretch in told:
+            self._remember(*stretch)
+
+    def _remember(
+        self, turn: int, indices: Sequence[int], found: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
+        """What was seen in a stretch, whose first is the next after `turn`."""
+        right, images, units = (each.cpu() for each in found)  # the device is waited for here alone
+        seen = [
+            Evidence(turn + number, self._label_of[index], unit, image)
+            for number, (index, unit, image) in enumerate(
+                zip(indices, units, images, strict=True), start=1
+            )
+        ]
+        self.model.learned_many(seen, right.tolist())
 
     @property
     def estimates(self) -> Estimates:

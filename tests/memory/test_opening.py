@@ -275,6 +275,18 @@ def test_nothing_is_acknowledged_in_a_memory_that_was_removed(tmp_path: Path) ->
         assert len(memory) == 2
 
 
+def test_nothing_is_acknowledged_in_a_memory_whose_database_alone_was_removed(
+    tmp_path: Path,
+) -> None:
+    """As by somebody who begins anew, and leaves the rest of the folder."""
+    with open_memory(tmp_path, create={}) as memory:
+        memory.append("cat", b"one")
+        for file in tmp_path.glob(f"{FILE}*"):
+            file.unlink()
+        with pytest.raises(StoreError, match="was removed while it was in use"):
+            memory.append("cat", b"two")
+
+
 def test_the_folders_of_a_memory_that_lasts_are_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from anytimecl.errors import StoreError
-from anytimecl.files import make_folder, shown
+from anytimecl.files import identity, make_folder, shown
 from anytimecl.memory import schema
 from anytimecl.memory.database import (
     FILE,
@@ -128,13 +128,18 @@ def _open_owned(
                 schema.create(db, create or {})
             else:
                 schema.migrate(db)
-        mark, own = Mark(path.with_name(MARK)), _file(path)
+        beside = path.with_name(MARK)
+        mark = Mark(beside)
+        own, its = identity(path), identity(beside)
         opened.callback(mark.close)
-        promised = read_mark(path.with_name(MARK))  # of an empty file too: its log may be gone
+        promised = read_mark(beside)  # of an empty file too: its log may be gone
 
         def acknowledge(number: int) -> None:
             mark.put(number)
-            if mark.removed and _file(path) != own:
+            if identity(path) == own:
+                return
+            # Elsewhere with its folder it lasts; where the mark is gone or has stayed, it is gone.
+            if mark.removed or identity(beside) == its:
                 raise StoreError(
                     f"The memory in {shown(path.parent)} was removed while it was in use, and "
                     "nothing that is learned now would last: restore it from a backup, and open "
@@ -157,15 +162,6 @@ def _open_owned(
         mark.put(store.last)
         opened.pop_all()
     return store
-
-
-def _file(path: Path) -> tuple[int, int] | None:
-    """Which file has the name now."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _open_read_only(kind: type[S], path: Path, cache_bytes: int) -> S:
