@@ -392,6 +392,26 @@ def test_corrections_are_not_undone_by_a_retry_that_a_later_copy_hears_of(
         assert list(tree.stats()) == ["dog"]
 
 
+@pytest.mark.parametrize("newer", ["cat", "dog"])
+def test_a_retry_is_acknowledged_by_a_copy_that_has_its_image(tmp_path: Path, newer: str) -> None:
+    copy, away = tmp_path / "copy", tmp_path / "away"
+    with opened(tmp_path / "tree", copy_to=str(copy)) as tree:
+        copy.rename(away)
+        copy.mkdir()  # where its disk was mounted
+        for key, label in (("older", "cat"), ("newer", newer)):
+            with pytest.raises(StoreError, match="not in the second copy"):
+                tree.learn_one(helpers.picture(0), label, key=key)
+        copy.rmdir()
+        away.rename(copy)
+        for key, label in (("older", "cat"), ("newer", newer)):
+            tree.learn_one(helpers.picture(0), label, key=key)
+            assert {lesson.label for lesson in lessons_in(str(copy))} == {newer}
+    with opened(tmp_path / "new") as tree:
+        for lesson in lessons_in(str(copy)):
+            tree.learn_lesson(lesson)
+        assert [(label, known.examples) for label, known in tree.stats().items()] == [(newer, 1)]
+
+
 def test_a_copy_of_the_first_version_goes_on(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     with opened(tmp_path / "tree", copy_to=str(copy)) as tree:
