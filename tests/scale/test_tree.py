@@ -68,6 +68,14 @@ def test_a_lesson_that_is_refused_leaves_no_label(tmp_path: Path) -> None:
         assert tree.labels == ["cat"]
 
 
+def test_a_late_retry_brings_no_label_back(tmp_path: Path) -> None:
+    with opened(tmp_path) as tree:
+        tree.learn_one(helpers.picture(0), "cat", key="older")
+        tree.learn_one(helpers.picture(0), "dog", key="newer")
+        tree.learn_one(helpers.picture(0), "cat", key="older")
+        assert tree.labels == ["dog"] == list(tree.stats())
+
+
 def test_a_label_goes_with_its_last_example(tmp_path: Path) -> None:
     with grown(tmp_path, 14, capacity=6) as tree:
         tree.capacity, tree._limit = None, dict.fromkeys(tree._limit, None)
