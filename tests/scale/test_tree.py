@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from tests import helpers
+from tests.backbone import tiny
 from torch import Tensor
 
 from anytimecl.errors import KeyUsedError, LabelError, ModelError, StoreError
@@ -57,6 +58,12 @@ def keys(tree: TreeClassifier) -> list[str]:
         ids = [example for example, _ in memory.ids()]
         found += [str(row.key) for _, row in memory.rows(ids)]
     return sorted(found)
+
+
+def test_a_model_that_could_never_answer_is_refused_before_it_is_taught(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="knows images only"):
+        opened(tmp_path / "tree", model=tiny.dinov2(tmp_path / "model"))
+    assert not list((tmp_path / "tree").glob("leaf-*"))
 
 
 def test_a_lesson_that_is_refused_leaves_no_label(tmp_path: Path) -> None:
