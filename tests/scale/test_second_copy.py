@@ -285,8 +285,9 @@ def test_nothing_is_acknowledged_by_a_place_that_is_away(tmp_path: Path) -> None
         copy.mkdir()  # where its disk was mounted
         with pytest.raises(StoreError, match=r"not in the second copy.*is its disk mounted"):
             tree.learn_one(*helpers.lesson(1), key="meanwhile")
-        with pytest.raises(StoreError, match="is its disk mounted"):
+        with pytest.raises(StoreError, match="is its disk mounted") as told:
             tree.forget(label="cat")
+        assert f"({copy}) has not forgotten 'cat'" in str(told.value)
         copy.rmdir()
         away.rename(copy)
         assert tree.forget(label="cat") == 0  # the leaves have done so

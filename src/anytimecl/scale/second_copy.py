@@ -127,7 +127,11 @@ class SecondCopy(Closing):
         """
         gone = 0
         with self._writing:
-            self._check_there()
+            try:
+                self._check_there()
+            except StoreError as error:
+                told = f"The second copy ({self.address}) has not forgotten {label!r}: {error}."
+                raise StoreError(f"{told} Forget it again when it is there.") from error
             self._recent.clear()
             self._number += 1  # what comes next is another file
             names = self._place.names()
