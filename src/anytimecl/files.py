@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+DRAFT = ".part"  # how the name of what is being written ends
 
 
 def shown(path: Path) -> str:
@@ -31,11 +34,12 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, alone: bool = True) -> Iterator[Path]:
     """A draft to write, a file or a folder, which becomes `path` when the block ends well.
 
     After an error or a crash `path` is as it was. One writer at a time: the draft always has the
-    same name, so that what a crash left of it goes with the next one.
+    same name, so that what a crash left of it goes with the next one. Unless it is `alone`: then
+    each writer has a draft of its own, `path` is that of the last one, and what a crash left stays.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "note.txt"
@@ -44,7 +48,8 @@ def replacing(path: Path) -> Iterator[Path]:
     >>> path.read_text()
     'all of it'
     """
-    draft = path.with_name(f".{path.name}.part")
+    own = "" if alone else f".{uuid.uuid4().hex}"
+    draft = path.with_name(f".{path.name}{own}{DRAFT}")
     _remove(draft)
     try:
         yield draft

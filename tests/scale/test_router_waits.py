@@ -147,8 +147,9 @@ def test_lessons_that_are_too_many_for_a_leaf_hold_up_no_other(host: RouterHost)
             asyncio.ensure_future(learn(host, of[full][n % len(of[full])], f"{n}"))
             for n in range(PENDING + WAITING)
         ]
-        while len(leaves.late) < PENDING:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while len(leaves.late) < PENDING:
+                await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
         assert len(leaves.late) == PENDING
         for n, image in enumerate(of[other][:5]):

@@ -147,6 +147,18 @@ def test_vectors_of_many_labels_are_sent_once(
     assert leaves._question(many, vectors)[1] == [f"object {on_ray.KEPT + 2}"]
 
 
+def test_a_leaf_that_finds_no_room_says_what_it_lacks(
+    leaves: OnRay, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_ray, "READY", 0.1)
+    monkeypatch.setattr(on_ray, "AGAIN", 0.0)
+    monkeypatch.setattr(on_ray.warnings, "warn", lambda *_, **__: None)  # at each attempt
+    lose(leaves, ray)
+    until(lambda: len(ray.actors) > 2)
+    with pytest.raises(Unreachable, match="Leaf 0 could not be started: does any node have room"):
+        leaves.call(0, "known", None)
+
+
 def test_who_asks_a_leaf_as_it_goes_is_told_so(leaves: OnRay, ray: FakeRay) -> None:
     seat = leaves._seats[0]
     leaves.retire(0)

@@ -285,8 +285,9 @@ def test_nothing_is_acknowledged_by_a_place_that_is_away(tmp_path: Path) -> None
         copy.mkdir()  # where its disk was mounted
         with pytest.raises(StoreError, match=r"not in the second copy.*is its disk mounted"):
             tree.learn_one(*helpers.lesson(1), key="meanwhile")
-        with pytest.raises(StoreError, match="is its disk mounted"):
+        with pytest.raises(StoreError, match="is its disk mounted") as told:
             tree.forget(label="cat")
+        assert f"({copy}) has not forgotten 'cat'" in str(told.value)
         copy.rmdir()
         away.rename(copy)
         assert tree.forget(label="cat") == 0  # the leaves have done so
@@ -390,6 +391,26 @@ def test_corrections_are_not_undone_by_a_retry_that_a_later_copy_hears_of(
         for lesson in lessons_in(place):
             tree.learn_lesson(lesson)
         assert list(tree.stats()) == ["dog"]
+
+
+@pytest.mark.parametrize("newer", ["cat", "dog"])
+def test_a_retry_is_acknowledged_by_a_copy_that_has_its_image(tmp_path: Path, newer: str) -> None:
+    copy, away = tmp_path / "copy", tmp_path / "away"
+    with opened(tmp_path / "tree", copy_to=str(copy)) as tree:
+        copy.rename(away)
+        copy.mkdir()  # where its disk was mounted
+        for key, label in (("older", "cat"), ("newer", newer)):
+            with pytest.raises(StoreError, match="not in the second copy"):
+                tree.learn_one(helpers.picture(0), label, key=key)
+        copy.rmdir()
+        away.rename(copy)
+        for key, label in (("older", "cat"), ("newer", newer)):
+            tree.learn_one(helpers.picture(0), label, key=key)
+            assert {lesson.label for lesson in lessons_in(str(copy))} == {newer}
+    with opened(tmp_path / "new") as tree:
+        for lesson in lessons_in(str(copy)):
+            tree.learn_lesson(lesson)
+        assert [(label, known.examples) for label, known in tree.stats().items()] == [(newer, 1)]
 
 
 def test_a_copy_of_the_first_version_goes_on(tmp_path: Path) -> None:

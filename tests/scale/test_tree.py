@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from tests import helpers
+from tests.backbone import tiny
 from torch import Tensor
 
 from anytimecl.errors import KeyUsedError, LabelError, ModelError, StoreError
@@ -59,6 +60,12 @@ def keys(tree: TreeClassifier) -> list[str]:
     return sorted(found)
 
 
+def test_a_model_that_could_never_answer_is_refused_before_it_is_taught(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="knows images only"):
+        opened(tmp_path / "tree", model=tiny.dinov2(tmp_path / "model"))
+    assert not list((tmp_path / "tree").glob("leaf-*"))
+
+
 def test_a_lesson_that_is_refused_leaves_no_label(tmp_path: Path) -> None:
     with opened(tmp_path) as tree:
         tree.learn_one(helpers.picture(0), "cat", key="a")
@@ -66,6 +73,14 @@ def test_a_lesson_that_is_refused_leaves_no_label(tmp_path: Path) -> None:
             with pytest.raises(KeyUsedError):
                 tree.learn_one(helpers.picture(1), label, key="a")
         assert tree.labels == ["cat"]
+
+
+def test_a_late_retry_brings_no_label_back(tmp_path: Path) -> None:
+    with opened(tmp_path) as tree:
+        tree.learn_one(helpers.picture(0), "cat", key="older")
+        tree.learn_one(helpers.picture(0), "dog", key="newer")
+        tree.learn_one(helpers.picture(0), "cat", key="older")
+        assert tree.labels == ["dog"] == list(tree.stats())
 
 
 def test_a_label_goes_with_its_last_example(tmp_path: Path) -> None:

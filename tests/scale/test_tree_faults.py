@@ -643,7 +643,19 @@ def test_a_disk_that_fails_at_any_step_of_a_split_loses_nothing(
     fail_at(range, ready, faults, tmp_path / "tree")
 
 
-def test_a_split_holds_up_no_other_leaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("step", "routed"),
+    [
+        ("after divide", False),
+        ("before start", False),
+        ("after extent", False),
+        ("after keys_after", True),
+        ("before retire", True),
+    ],
+)
+def test_a_split_holds_up_no_other_leaf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, routed: bool
+) -> None:
     grown(tmp_path, 20, capacity=15)
     tree = opened(tmp_path, leaves=Held)
     leaves = tree.leaves
@@ -655,19 +667,20 @@ def test_a_split_holds_up_no_other_leaf(tmp_path: Path, monkeypatch: pytest.Monk
         tokens = tree.encode([helpers.picture(number)])
         vector = image_vectors(tree.backbone, tokens)[0]
         lessons[tree.routes.leaf_of(vector)].append(number)
-    monkeypatch.setattr(Held, "step", "after divide")
+    monkeypatch.setattr(Held, "step", step)
     tree._limit[full] = tree._sizes[full]
     tree.learn_one(*helpers.lesson(lessons[full][0]), key="the last straw")
     assert leaves.there.wait(60)  # and it is not done until the test says so
     for number in lessons[other]:
         tree.learn_one(*helpers.lesson(number), key=f"lesson {number}")
     assert not tree.predict(helpers.picture(lessons[full][0]), helpers.LABELS).degraded
+    assert full in tree._splitting  # it has not given up waiting for the test
     waiting = threading.Thread(
         target=tree.learn_one, args=helpers.lesson(lessons[full][1]), kwargs={"key": "waits"}
     )
     waiting.start()
-    waiting.join(0.2)
-    assert waiting.is_alive()  # its leaf is being copied
+    waiting.join(60 if routed else 0.2)
+    assert waiting.is_alive() != routed  # while its leaf is being copied
     leaves.go_on.set()
     waiting.join(60)
     assert len(tree) == 20 + len(lessons[other]) + 2

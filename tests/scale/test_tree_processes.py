@@ -111,7 +111,9 @@ def test_a_stopped_leaf_holds_up_its_own_lessons_alone(
         learn = lambda number: tree.learn_one(helpers.picture(number), "cat", key=f"{number}")  # noqa: E731
         with ThreadPoolExecutor(9) as teachers:
             sent = [teachers.submit(learn, number) for number in own[:8]]
+            end = time.monotonic() + 60
             while len(tree._pending.of(leaf)) < 8:
+                assert time.monotonic() < end
                 time.sleep(0.01)
             for number in others:  # all of them, while every lesson of the leaf waits
                 teachers.submit(learn, number).result(60)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
 
-from anytimecl.scale.leaf import Emptied
+from anytimecl.scale.leaf import Emptied, Former
 from anytimecl.trainer import Learned
 
 
@@ -48,7 +48,10 @@ class LabelHomes:
             self._leaves.pop(label, None)
 
     def sent(self, leaf: int, label: str, lesson: Future[Learned]) -> None:
-        """A lesson is on its way: its label counts from now on, unless the lesson is refused."""
+        """A lesson is on its way: its label counts from now on, unless the lesson is refused.
+
+        Or turns out to be a late retry, whose image has another label by now.
+        """
         with self._lock:
             leaves = self._leaves.setdefault(label, set())
             new = leaf not in leaves
@@ -56,10 +59,11 @@ class LabelHomes:
 
         def over(done: Future[Learned]) -> None:
             refused = done.cancelled() or done.exception() is not None
+            vain = refused or isinstance(done.result(), Former)
             with self._lock:
-                if refused and new:
+                if vain and new:
                     leaves.discard(leaf)
-                elif not refused:
+                elif not vain:
                     leaves.add(leaf)
                     if isinstance(done.result(), Emptied):
                         self._leaves.get(str(done.result().replaced), set()).discard(leaf)

@@ -50,7 +50,7 @@ class LeafLesson(NamedTuple):
 class Former(Learned):
     """What is said of a lesson whose image has been taught again under another key since."""
 
-    __slots__ = ()
+    now: LeafLesson | None = None  # as what it is known by now, unless that cannot be read
 
 
 class Emptied(Learned):
@@ -160,7 +160,9 @@ class Leaf(AnytimeClassifier):
         known = super()._known(key, label, record)
         if known is None or self.memory.has_key(key) is not None:
             return known
-        return Former(*known)
+        former = Former(*known)
+        former.now = next(iter(self._lessons([known.id])), None)
+        return former
 
     def checked(self) -> tuple[Report, list[str]]:
         """Whether everything stored can be read, and every key."""
@@ -176,11 +178,14 @@ class Leaf(AnytimeClassifier):
         with self.memory.reading() as db:
             after = "SELECT id FROM example WHERE id > ? ORDER BY id LIMIT ?"
             ids = [example for (example,) in db.execute(after, (event, CHUNK))]
-        lessons = [
+        return self._lessons(ids), ids[-1] if ids else event
+
+    def _lessons(self, ids: Sequence[int]) -> list[LeafLesson]:
+        """Examples as they would be taught now; the damaged are left out."""
+        return [
             LeafLesson(row.record, row.label, _tuple(row.candidates), row.key, row.content)
             for _, row in self.memory.rows(ids)
         ]
-        return lessons, ids[-1] if ids else event
 
     def vectors(self) -> tuple[list[int], Tensor]:
         """Every example that can be read, and its vector [example, dim]."""

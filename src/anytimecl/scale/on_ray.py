@@ -347,7 +347,9 @@ class OnRay:
                 self._ray.kill(actor)
                 if seat.gone:
                     return
-                seat.wanted, seat.why = None, died_of(error)
+                seat.wanted = None
+                if not isinstance(error, TimeoutError):  # which does not say why
+                    seat.why = died_of(error)
                 warnings.warn(f"Leaf {seat.leaf} did not start: {seat.why}", stacklevel=2)
                 time.sleep(AGAIN)
                 continue

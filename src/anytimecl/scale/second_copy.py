@@ -14,9 +14,10 @@ import threading
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -36,6 +37,7 @@ VERSION, READABLE = 2, (1, 2)
 SEGMENT_BYTES = 1 << 26  # of a file in a folder
 PAUSE = 2.0  # seconds until a lesson that is on its way is missed
 TOGETHER = 1000  # lessons at most that are written in one go
+RECENT = 10_000  # lessons that are known to be here, so that no retry of theirs adds a line
 
 
 class SecondCopy(Closing):
@@ -88,6 +90,7 @@ class SecondCopy(Closing):
         self._opening = f"{owner:08d}-{time.time_ns() // 1000:016d}-{secrets.token_hex(4)}"
         self._number = 0
         self._queue: SimpleQueue[tuple[LeafLesson, Future[None]] | None] = SimpleQueue()
+        self._recent: dict[tuple[str | None, str], None] = {}  # keys and labels, as they came
         self._writing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="anytimecl-copy", daemon=True)
         self._thread.start()
@@ -109,6 +112,14 @@ class SecondCopy(Closing):
             self._refuse_rest()
         return future
 
+    def have(self, lesson: LeafLesson) -> Future[None]:
+        """`put`, unless it has been written lately."""
+        if (lesson.key, lesson.label) not in self._recent:
+            return self.put(lesson)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
     def forget(self, label: str) -> int:
         """Remove the lessons of a label, for good; returns how many.
 
@@ -116,7 +127,12 @@ class SecondCopy(Closing):
         """
         gone = 0
         with self._writing:
-            self._check_there()
+            try:
+                self._check_there()
+            except StoreError as error:
+                told = f"The second copy ({self.address}) has not forgotten {label!r}: {error}."
+                raise StoreError(f"{told} Forget it again when it is there.") from error
+            self._recent.clear()
             self._number += 1  # what comes next is another file
             names = self._place.names()
             last: dict[int | None, str] = {}
@@ -157,6 +173,7 @@ class SecondCopy(Closing):
             try:
                 with self._writing:
                     self._write(b"".join(_line(lesson) for lesson, _ in some))
+                    self._note(lesson for lesson, _ in some)
             except Exception as error:
                 self._number += 1  # what was written of a line must not take the next one along
                 told = (
@@ -168,6 +185,14 @@ class SecondCopy(Closing):
             else:
                 for _, future in some:
                     future.set_result(None)
+
+    def _note(self, lessons: Iterable[LeafLesson]) -> None:
+        """They have been written, the latest last."""
+        for lesson in lessons:
+            if lesson.key is not None:
+                self._recent[lesson.key, lesson.label] = None
+        for oldest in list(islice(self._recent, max(0, len(self._recent) - RECENT))):
+            del self._recent[oldest]
 
     def _next(self) -> list[tuple[LeafLesson, Future[None]]]:
         """What waits; nothing at the end."""
@@ -240,16 +265,17 @@ def not_in(address: str, keys: Iterable[str]) -> set[str]:
     return left
 
 
-def then(learned: Future[T], put: Callable[[], Future[None]]) -> Future[T]:
+def then(learned: Future[T], lesson: LeafLesson, copy: SecondCopy) -> Future[T]:
     """What was learned, once it is in the copy too; what is refused never goes there.
 
-    Nor does a retry of what another lesson has replaced: a copy that was begun since has the other
-    one alone, which the retry would undo for whoever reads both.
+    For a retry of what another lesson has replaced the other one goes there: a copy that was begun
+    since has that alone, which the retry would undo for whoever reads both; and one that was away
+    when both came has neither.
     """
     made: Future[T] = Future()
 
-    def copied(copy: Future[None]) -> None:
-        error = copy.exception()
+    def copied(there: Future[None]) -> None:
+        error = there.exception()
         if error is not None:
             made.set_exception(error)
         else:
@@ -259,10 +285,14 @@ def then(learned: Future[T], put: Callable[[], Future[None]]) -> Future[T]:
         error = first.exception()
         if error is not None:
             made.set_exception(error)
-        elif isinstance(first.result(), Former):
-            made.set_result(first.result())
-        else:
-            put().add_done_callback(copied)
+            return
+        told = first.result()
+        if not isinstance(told, Former):
+            copy.put(lesson).add_done_callback(copied)
+        elif told.now is not None:
+            copy.have(told.now).add_done_callback(copied)
+        else:  # its leaf cannot read it either
+            made.set_result(told)
 
     learned.add_done_callback(done)
     return made

@@ -372,7 +372,7 @@ class TreeClassifier(TreePredicting, Closing):
     def _copied(self, lesson: LeafLesson, learned: Future[Learned]) -> Future[Learned]:
         """What was learned, once the second copy has it too."""
         copy = self._copy
-        return learned if copy is None else then(learned, lambda: copy.put(lesson))
+        return learned if copy is None else then(learned, lesson, copy)
 
     def _count_on_the_way(self) -> None:
         """A lesson is stored already: what fails here is not its failure."""

@@ -23,6 +23,7 @@ def prepared(
     """The model as the tree knows it, routes and settings, every leaf on the disk, and new ones."""
     found = place.load()
     if found is None:
+        backbone.require_text()  # labels are embedded when it is asked, long after it was taught
         routes, settings = Routes.single(backbone.spec.dim), settings or Settings()
         if make_codec(settings.codec, backbone.spec, backbone.tail).needs_image:
             raise ModelError("A tree sends features around, and this codec keeps images.")

@@ -8,6 +8,7 @@ import json
 import tarfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -289,8 +290,54 @@ def test_a_kill_while_the_source_is_listed_is_no_other_job(
         for _ in range(2):
             with pytest.raises(Killed):
                 begun(wanted)
-    assert {file.name for file in wanted.folder.iterdir()} == {"data", ".plan.jsonl.part"}
+    left = {file.name for file in wanted.folder.iterdir()} - {"data"}
+    assert len(left) == 2
+    assert all(name.startswith(".plan.jsonl.") and name.endswith(".part") for name in left)
     assert sum(place.images for place in begun(wanted).places()) == 12
+    assert {file.name for file in wanted.folder.iterdir()} == {"data", "plan.jsonl", "job.json"}
+
+
+def test_two_who_begin_the_same_job_have_one_whole_plan(
+    run: Run, photos: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = made_job(run, photos, model, block=5)
+    whole = EncodingJob.open_source
+    gates = [(threading.Event(), threading.Event()) for _ in range(2)]
+    coming = iter(gates)
+
+    class Slow:
+        """A source that stops when it has listed its first block."""
+
+        def __init__(self, job: EncodingJob) -> None:
+            self._source, (self._there, self._go_on) = whole(job), next(coming)
+
+        def blocks(self, size: int) -> Iterator[Any]:
+            for block in self._source.blocks(size):
+                yield block
+                self._there.set()
+                assert self._go_on.wait(60)
+
+    monkeypatch.setattr(EncodingJob, "open_source", lambda job: Slow(job))
+    with ThreadPoolExecutor(2) as starters:
+        begins = []
+        for there, _ in gates:
+            begins.append(starters.submit(begun, wanted))
+            assert there.wait(60)
+        for (_, go_on), begin in zip(gates, begins, strict=True):
+            go_on.set()
+            job = begin.result(60)
+            assert [place.images for place in job.places()] == [5, 5, 2]
+    assert {file.name for file in wanted.folder.iterdir()} == {"data", "plan.jsonl", "job.json"}
+
+
+def test_who_comes_late_with_a_block_changes_nothing(run: Run, learned: Path, model: Path) -> None:
+    job = begun(made_job(run, learned.parent / "photos", model, block=5))
+    late = BlockEncoder(job)
+    list(running.here(job, running.missing(job)))
+    assert finish(job).examples == 12
+    for place in job.places():  # its node was out of reach, and others have done its work
+        late(place)
+    assert rows_in(imported(run, str(job.folder))) == rows_in(learned)
 
 
 def test_what_the_source_has_no_more_is_named(

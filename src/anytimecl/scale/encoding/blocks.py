@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-import uuid
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -16,7 +15,7 @@ from PIL import Image
 from anytimecl.backbone import load_stored
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.errors import AnytimeError, ImageError, LabelError
-from anytimecl.files import move_into_place
+from anytimecl.files import replacing
 from anytimecl.images import load_image
 from anytimecl.labels import teachable
 from anytimecl.memory.contract import Row
@@ -25,7 +24,6 @@ from anytimecl.recording import Record
 from anytimecl.scale.encoding.job import BlockPlace, EncodingJob
 from anytimecl.scale.encoding.sources import Picture
 
-DRAFT = ".part"  # how a block ends that is being written
 FAILURES = b"anytimecl.failures"  # in the metadata of a block: why images are not in it
 
 
@@ -80,7 +78,9 @@ class BlockEncoder:
         for lost in range(seen, place.images):
             told = f"block {place.number}, image {lost}"
             failures.append(f"{told}: the source has it no more, and had it when it was listed")
-        write(self._job.file(place.number), list(enumerate(rows, 1)), self._job, failures)
+        file = self._job.file(place.number)
+        if not file.exists():  # else another did it while this one was slow: it may be numbered
+            write(file, list(enumerate(rows, 1)), self._job, failures)
         return Done(place.number, len(rows), len(failures), time.process_time() - began)
 
     def _rows(self, pictures: list[Picture]) -> Iterator[Row | str]:
@@ -134,10 +134,6 @@ def put(file: Path, table: Any, failures: list[str]) -> None:
     a node is out of reach, and somebody may have started the command twice.
     """
     noted = {**(table.schema.metadata or {}), FAILURES: json.dumps(failures).encode()}
-    draft = file.with_name(f".{file.name}.{uuid.uuid4().hex}{DRAFT}")
-    try:
+    with replacing(file, alone=False) as draft:
         pq = pyarrow_parquet()
         pq.write_table(table.replace_schema_metadata(noted), draft, **squeezed())
-        move_into_place(draft, file)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anytimecl.errors import AnytimeError, StoreError
-from anytimecl.files import replacing
+from anytimecl.files import DRAFT, replacing
 from anytimecl.memory.exporting import ABOUT, FORMAT, VERSION, pyarrow_parquet
-from anytimecl.scale.encoding.blocks import DRAFT, FAILURES, put
+from anytimecl.scale.encoding.blocks import FAILURES, put
 from anytimecl.scale.encoding.job import DATA, EncodingJob
 
 
@@ -106,5 +106,5 @@ def _describe(job: EncodingJob, examples: int, shards: dict[str, int]) -> None:
         "events": [],
         "shards": shards,
     }
-    with replacing(job.folder / ABOUT) as draft:
+    with replacing(job.folder / ABOUT, alone=False) as draft:
         draft.write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")

@@ -11,13 +11,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from anytimecl.backbone import Backbone
 from anytimecl.errors import StoreError
-from anytimecl.files import replacing
+from anytimecl.files import DRAFT, replacing
 from anytimecl.memory.exporting import ABOUT
 from anytimecl.scale.encoding.sources import Reading, Source, open_source
 from anytimecl.settings import Settings
@@ -110,22 +111,40 @@ def begun(wanted: EncodingJob) -> EncodingJob:
         If the folder holds another job, or something else.
     """
     folder = wanted.folder
-    if (folder / JOB).exists():
-        return _agreed(load(folder), wanted)
-    if folder.exists() and not _is_beginning(folder):
-        raise StoreError(f"{folder} holds something else: choose a new folder.")
-    (folder / DATA).mkdir(parents=True, exist_ok=True)
-    _write_plan(wanted)
-    with replacing(folder / JOB) as draft:
-        draft.write_text(json.dumps(wanted.to_json(), indent=1), encoding="utf-8")
-    return wanted
+    if not (folder / JOB).exists():
+        if folder.exists() and not _is_beginning(folder):
+            raise StoreError(f"{folder} holds something else: choose a new folder.")
+        (folder / DATA).mkdir(parents=True, exist_ok=True)
+        _begin(wanted)
+    return _agreed(load(folder), wanted)
+
+
+def _begin(job: EncodingJob) -> None:
+    """Write the plan and, after it, the job; unless another has begun it meanwhile.
+
+    Listing a source takes long, and the command may have been started twice.
+    """
+    file = job.folder / JOB
+    with suppress(_BegunElsewhere):
+        _write_plan(job)
+        with replacing(file, alone=False) as draft:
+            draft.write_text(json.dumps(job.to_json(), indent=1), encoding="utf-8")
+    for left in job.folder.glob(f".{PLAN}*{DRAFT}"):  # by whoever was killed, or was slower
+        left.unlink(missing_ok=True)
+
+
+class _BegunElsewhere(Exception):
+    """The plan of another counts."""
 
 
 def _is_beginning(folder: Path) -> bool:
     """Whether there is nothing yet but what was left when the listing was cut short."""
-    own = {DATA, PLAN, f".{PLAN}.part", f".{JOB}.part"}
-    if not folder.is_dir() or any(inside.name not in own for inside in folder.iterdir()):
+    if not folder.is_dir():
         return False
+    for inside in folder.iterdir():
+        draft = inside.name.startswith((f".{PLAN}.", f".{JOB}.")) and inside.name.endswith(DRAFT)
+        if not draft and inside.name not in (DATA, PLAN):
+            return False
     return not (folder / DATA).exists() or not any((folder / DATA).iterdir())
 
 
@@ -163,12 +182,14 @@ def _agreed(found: EncodingJob, wanted: EncodingJob) -> EncodingJob:
 
 def _write_plan(job: EncodingJob) -> None:
     left = job.limit
-    with replacing(job.folder / PLAN) as draft, draft.open("wb") as file:
-        for count, what in _limited(job, left):
-            file.write(json.dumps([count, what]).encode() + b"\n")
-    if not (job.folder / PLAN).stat().st_size:
-        (job.folder / PLAN).unlink()
-        raise StoreError(f"There are no images in {job.source}.")
+    with replacing(job.folder / PLAN, alone=False) as draft:
+        with draft.open("wb") as file:
+            for count, what in _limited(job, left):
+                file.write(json.dumps([count, what]).encode() + b"\n")
+            if not file.tell():
+                raise StoreError(f"There are no images in {job.source}.")
+        if (job.folder / JOB).exists():
+            raise _BegunElsewhere
 
 
 def _limited(job: EncodingJob, left: int | None) -> Iterable[tuple[int, Any]]:
