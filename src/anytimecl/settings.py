@@ -53,8 +53,8 @@ class LearnerConfig:
         Strength of weight imprinting: how far a label's mean image embedding moves its label vector
         in the tuned model; 0 (text embedding alone) in the paper. Needs `tune="block"` and a prior.
     tune
-        What is trained: the tail's blocks, a linear classifier initialised with the text
-        embeddings, or both.
+        What is trained: the tail's blocks, a classifier initialised with the text embeddings, or
+        both.
     precision
         Precision of matrix products in a step; "auto": bfloat16 where that is faster.
 
