@@ -98,7 +98,7 @@ class Classifier(Protocol):
 
         Returns
         -------
-        A `Classified` for one image; for a list one of each, or what is wrong with it.
+        A `Classified` for one image; for a list, one or an error for each.
         """
         ...
 

@@ -230,7 +230,7 @@ class Recovery(Review):
         self._purge()
 
     def _purge(self) -> None:
-        """Delete undone examples for good, unless a replay from the checkpoint needs them."""
+        """Delete undone examples, unless a replay from the checkpoint needs them."""
         if self.memory.closed:
             return  # by another thread; deleted next time
         keeps = self._checkpointer.keeps

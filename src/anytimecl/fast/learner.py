@@ -39,7 +39,7 @@ class FastLearner(Learner):
 
     def can_be_written_out(self) -> bool:
         """Whether a step of this learner is the one in `step.py`; autograd takes the others."""
-        # A head alone on a GPU is left to autograd: nobody has captured that.
+        # A pooling head on a GPU is left to autograd: it is not tested as a CUDA graph.
         here = bool(self.spec.tail.blocks) or not self.other.is_cuda
         return self.config.tune == "block" and supports(self.spec.tail) and here
 

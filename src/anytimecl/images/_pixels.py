@@ -11,8 +11,8 @@ from PIL import Image
 
 from anytimecl.images._errors import Refusal
 
-# EXIF orientation -> what undoes it. Not ImageOps.exif_transpose: it writes all other tags anew,
-# and where one of them cannot be written, the image would be left lying.
+# EXIF orientation -> its inverse. Not ImageOps.exif_transpose: it rewrites all other tags, and
+# fails if one of them cannot be written.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,

@@ -133,7 +133,7 @@ def _walk_folder(root: Path, todo: list[Path], passed: Counter[str]) -> Iterator
                 seen.add(real)
                 todo += sorted(path.iterdir(), reverse=True)
         except OSError:
-            yield _ref(root, parts)  # loading it says why: a folder must not vanish in silence
+            yield _ref(root, parts)  # loading it raises the reason
 
 
 def _no_image(suffix: str) -> str:

@@ -174,7 +174,7 @@ def rename(store: Store, old: str, new: str, *, undoes: int | None = None) -> in
 
 
 def withdraw(store: Store, example: int, *, undoes: int) -> int:
-    """What was taught is taken back; the record stays until `purge`. Returns the number."""
+    """Undo the learning of an example, whose record stays until `purge`; returns the number."""
     place = store.records.place(example)
     text = store.vocabulary.text(place.label)
     store.records.rewrite(example, 0, None)

@@ -421,7 +421,7 @@ class Store(Closing):
     ) -> list[tuple[int, int]]:
         """The next (example, number of its label) in order of arrival.
 
-        The number is 0 for those that were taken back, which come `withdrawn` alone.
+        The number is 0 for undone examples, which are included only if `withdrawn`.
         """
         only = "" if withdrawn else "AND +label != 0"
         if label is not None:
