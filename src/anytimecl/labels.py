@@ -30,8 +30,8 @@ def clean_label(text: str, position: int | None = None) -> str:
     label = " ".join(unicodedata.normalize("NFC", text).split())
     if not label:
         raise LabelError(f"{_which(position)} is empty: {_show(text)}.")
-    # Cc: control characters, Cs: lone surrogates, which cannot be stored as UTF-8. White space
-    # such as the tab was replaced above.
+    # Cc: control characters, Cs: lone surrogates. Neither can be shown, and the second cannot even
+    # be stored as UTF-8. White space controls such as the tab have become blanks above.
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in label):
         raise LabelError(f"{_which(position)} has control characters: {_show(text)}.")
     if len(label) > LONGEST:

@@ -47,7 +47,7 @@ def opened(
     if backbone.options:
         meta["model"] = json.dumps(dict(backbone.options))
     if stored is None:
-        # Before the memory is created, since its codec cannot be changed.
+        # Before the memory is made: what it is made with, it keeps.
         make_codec(chosen.codec, backbone.spec, backbone.tail)
     memory = open_store(store, folder, None if read_only else meta, read_only=read_only)
     try:

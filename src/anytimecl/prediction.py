@@ -74,7 +74,7 @@ def predictions(
     choice: Choice[Blend],
     threshold: float,
 ) -> list[Prediction]:
-    """Predictions of a batch, one for each image."""
+    """One for each image."""
     if not 0 <= threshold <= 1:
         raise ValueError(f"The threshold lies between 0 and 1, and is not {threshold!r}.")
     values = blend(choice, opinions)

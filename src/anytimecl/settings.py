@@ -21,7 +21,7 @@ from anytimecl.sampling import SAMPLERS, Sampler
 Precision = Literal["auto", "float32", "bfloat16"]
 PARTS: dict[str, Registry[Any]] = {"codec": CODECS, "sampler": SAMPLERS, "blend": BLENDS}
 OWN_EXPERTS = ("tuned", "original", "gaussian", "instance")
-RETIRED = ("recalled", "gated", "paired")  # removed blends, replaced by the pool
+RETIRED = ("recalled", "gated", "paired")  # blends whose memories go on with the pool
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ class Records:
         self._db.execute("DELETE FROM example WHERE id = ?", (example,))
 
     def find(self, example: int) -> Place | None:
-        """The place of an example, or None."""
+        """Where an example lies, or None if there is none."""
         wanted = "SELECT label, candidates, start, size, crc, key, time FROM example WHERE id = ?"
         with blaming(example):
             row = self._db.execute(wanted, (example,)).fetchone()

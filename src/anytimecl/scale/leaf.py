@@ -207,7 +207,7 @@ class Leaf(AnytimeClassifier):
             for part, folder in enumerate(folders):
                 own = (halves.side == part).nonzero().flatten().tolist()
                 self._found(folder, [ids[i] for i in own], vectors[own], saved)
-                sync_all(folder)  # before anybody relies on it
+                sync_all(folder)  # before it is used
             return halves.centres
 
     def _found(self, folder: Path, ids: Sequence[int], vectors: Tensor, saved: Checkpoint) -> None:

@@ -80,7 +80,7 @@ class OnRay:
         *,
         address: str | None = None,
         cpus: float = 1.0,  # that each leaf asks of its node
-        durability: Durability = "full",  # "process": faster, and a power cut may lose lessons
+        durability: Durability = "full",  # "process": faster, but a power cut may lose examples
     ) -> None:
         self._ray = import_ray()
         connect_ray(self._ray, address)
@@ -243,7 +243,7 @@ class OnRay:
         if seat is None:
             raise AnytimeError(f"There is no leaf {leaf}: it may have split.")
         actor = self._taken(seat, node)
-        self._end(actor)  # after what was sent before; the rest is sent to the new one
+        self._end(actor)  # after earlier requests; later ones go to the new actor
         self._begin(seat)
         self._wait(seat)
         if seat.node != node:
@@ -285,7 +285,7 @@ class OnRay:
     def _taken(self, seat: _Seat, node: str) -> Any:
         """Take the actor out of use; the leaf's next one runs on that node."""
         while True:
-            actor = self._wait(seat)  # without the lock, which whoever starts the leaf needs
+            actor = self._wait(seat)  # without the lock, which starting the leaf needs
             with seat.lock:
                 if seat.actor is actor:
                     seat.actor, seat.wanted = None, node
@@ -354,7 +354,7 @@ class OnRay:
                 time.sleep(AGAIN)
                 continue
             with seat.lock:
-                if seat.gone:  # nobody would ever end this one
+                if seat.gone:  # nothing else would end it
                     self._ray.kill(actor)
                     return
                 seat.actor, seat.node, seat.coming = actor, node, None
@@ -383,7 +383,7 @@ class OnRay:
         """End a leaf."""
         with seat.lock:
             seat.gone = True
-            seat.up.set()  # nobody waits for it in vain
+            seat.up.set()  # release waiting callers
             actor, coming = seat.actor, seat.coming
         if actor is not None:
             self._end(actor)

@@ -450,7 +450,7 @@ def up(
             warnings.warn(told, stacklevel=2)
         ray.get(health)  # until all are there
     except ray.exceptions.RayActorError as error:
-        ray.kill(actor)  # or Ray would try again for ever
+        ray.kill(actor)  # else Ray would retry for ever
         raise AnytimeError(f"The router did not start: {died_of(error)}") from error
     return made
 

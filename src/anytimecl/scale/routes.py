@@ -97,7 +97,7 @@ class Routes:
         """
         own = self.leaf_of(vector)
         if count == 1 or not self.children:
-            return [(own, 0.0)]  # whoever answers alone need not be weighed
+            return [(own, 0.0)]  # a single leaf needs no weight
         leaves, centres = self._centred
         away = dict(zip(leaves, (vector - centres).norm(dim=-1).tolist(), strict=True))
         others = sorted((leaf for leaf in leaves if leaf != own), key=away.__getitem__)

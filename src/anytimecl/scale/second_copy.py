@@ -138,7 +138,7 @@ class SecondCopy(Closing):
             last: dict[int | None, str] = {}
             seen: set[str | None] = {None}
             for each in (each for name in names for each in self._read(name) if each):
-                if each.key is None or each.key not in seen:  # a late retry says nothing new
+                if each.key is None or each.key not in seen:  # not a late retry
                     last[each.content] = each.label
                     seen.add(each.key)
             images = {image for image, its in last.items() if its == label and image is not None}
@@ -175,7 +175,7 @@ class SecondCopy(Closing):
                     self._write(b"".join(_line(lesson) for lesson, _ in some))
                     self._note(lesson for lesson, _ in some)
             except Exception as error:
-                self._number += 1  # what was written of a line must not take the next one along
+                self._number += 1  # a partial line must not spoil the next one
                 told = (
                     f"The lesson is not in the second copy ({self.address}): {error}. Send it "
                     "again under the same key."
@@ -258,7 +258,7 @@ def lessons_in(address: str) -> Iterator[LeafLesson]:
 def not_in(address: str, keys: Iterable[str]) -> set[str]:
     """Those of these keys that are not in a copy."""
     left = set(keys)
-    for pause in (0.0, PAUSE):  # what was learned just now is about to be there
+    for pause in (0.0, PAUSE):  # the latest may still be being written
         time.sleep(pause if left else 0.0)
         for lesson in lessons_in(address) if left else ():
             left.discard(lesson.key or "")

@@ -59,7 +59,7 @@ from anytimecl.trainer import Learned
 
 __all__ = ["FILE", "TreeClassifier"]
 PATIENCE = 2.0  # seconds that a leaf's answer is waited for, and longer for long questions
-STUCK = 30.0  # seconds without a lesson learned after which a leaf that has some is given up on
+STUCK = 30.0  # seconds without progress after which a leaf with pending examples is stuck
 BACK_OFF = 30.0, 3600.0  # seconds until a split that failed is tried again, doubling, and at most
 NEVER = 2**62  # an event that no memory reaches
 MakeLeaves = Callable[[Path, Backbone, Settings], Leaves]
@@ -104,7 +104,7 @@ class TreeClassifier(TreePredicting, Closing):
         self._splitting: dict[int, Future[None]] = {}
         self._moved: dict[int, tuple[int, int]] = {}  # split, and its keys are not read yet
         self._not_before: dict[int, tuple[float, float]] = {}  # when to split again; the pause
-        self._stopped: StoreError | None = None  # why nothing is learned any more
+        self._stopped: StoreError | None = None  # why learning has stopped
         extents = {leaf: leaves.call(leaf, "extent") for leaf in routes.leaves()}
         self._sizes = {leaf: size for leaf, (size, _) in extents.items()}
         self._counts = Counts(place, extents)  # acknowledged; sizes are what was sent
@@ -291,13 +291,13 @@ class TreeClassifier(TreePredicting, Closing):
         if vector is None:
             vector = vector_of(self.backbone, self.codec, record)
         if self._copy is not None and key is None:
-            key = uuid.uuid4().hex  # it may be taught again from the copy
+            key = uuid.uuid4().hex  # for learning it again from the copy
         lesson = LeafLesson(record, label, chosen, key, content)
         self.leaves.introduce([label, *(chosen or ())])  # now, when no lock is held
         if key is None:
             return self._sent(lesson, vector, may_wait)
         self._pending.check(self.routes.leaf_of(vector))
-        # A second lesson under the same key waits for the first.
+        # A second request with the same key waits for the first.
         if not self._teaching.enter(key, self._pending.stuck):
             raise Unreachable(f"A lesson under the key {key!r} is on its way since long.")
         try:
@@ -436,7 +436,7 @@ class TreeClassifier(TreePredicting, Closing):
         except Undecided as error:
             self._stopped = error
             raise
-        if made is None:  # all alike: ask again when there are twice as many
+        if made is None:  # all equal: retry at twice the number
             self._limit[leaf] = 2 * self._sizes[leaf]
             return
         routes, extents = made
@@ -474,7 +474,7 @@ class TreeClassifier(TreePredicting, Closing):
         """Delete every example of a label, permanently, from every leaf; returns their number."""
         label = clean_label(label)
         with self._changing, self._lock:
-            for future in self._pending.all():  # or the copy may hear of one after it has forgotten
+            for future in self._pending.all():  # none may reach the copy later
                 self._pending.wait(future)
             self._counts.save_nothing()  # they may only be too low, whenever this is cut short
             gone = sum(self._forgotten(leaf, label) for leaf in self._sizes)
@@ -482,7 +482,7 @@ class TreeClassifier(TreePredicting, Closing):
                 self._keys.clear()
                 for leaf in self._sizes:
                     self._read_keys(leaf)
-            except BaseException:  # what is not in the index could be taught twice
+            except BaseException:  # keys missing in the index could be learned twice
                 self._stopped = StoreError("The keys could not be read: open the tree again.")
                 raise
             self._counts.save()
@@ -570,7 +570,7 @@ class TreeClassifier(TreePredicting, Closing):
 
     def stats(self) -> dict[str, LabelStats]:
         """Statistics by label: examples of all leaves summed, the rest averaged by examples."""
-        with self._changing:  # so none splits; a leaf that hangs holds up no lesson
+        with self._changing:  # prevents splits; a leaf that hangs blocks no learning
             return pooled([self.leaves.call(leaf, "stats") for leaf in list(self._sizes)])
 
     def __len__(self) -> int:

@@ -79,7 +79,7 @@ class TreeFolder(Closing):
         if (self.path / FILE).exists():
             return Routes.load(self.path / FILE)
         found = [place.name for place in sorted(self.path.glob("leaf-*")) if holds_memory(place)]
-        # A first leaf alone may be of a tree whose making was cut short: it is made before routes.
+        # A single first leaf may be left by an interrupted creation, which writes routes last.
         if found and found != [leaf_folder(self.path, 0).name]:
             raise StoreError(
                 f"{self.path / FILE} is missing, and there are leaves: {', '.join(found)}. Without "

@@ -23,7 +23,7 @@ def prepared(
     """The tree's model, routes, settings, and new leaves; creates a tree if there is none."""
     found = place.load()
     if found is None:
-        backbone.require_text()  # labels are embedded when it is asked, long after it was taught
+        backbone.require_text()  # labels are embedded at prediction
         routes, settings = Routes.single(backbone.spec.dim), settings or Settings()
         if make_codec(settings.codec, backbone.spec, backbone.tail).needs_image:
             raise ModelError("A tree sends features around, and this codec keeps images.")
