@@ -1,7 +1,7 @@
 """Context of names from WordNet, as input of the text encoder.
 
-The table was extracted from WordNet 3.0 by `recipes/embedded/wordnet.py`; `wordnet-licence.txt`
-is WordNet's licence.
+The table was extracted from WordNet 3.0 by `recipes/embedded/wordnet.py`; `WORDNET-LICENSE`
+is its licence.
 """
 
 from __future__ import annotations
