@@ -1,6 +1,6 @@
-"""Which step is taken: the one that is written out, if the package `fast` is there, or autograd's.
+"""The online step: the hand-written one of `fast/` if that package is there, else autograd.
 
-Both say the same. Without the folder `fast/` everything works, in more time.
+Both compute the same; `fast/` takes less time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Work on the next images while this one is used."""
+"""Prefetching: encode the next images while one is learned."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ Made = TypeVar("Made")
 def some_ahead(
     items: Iterable[Item], work: Callable[[Item], Made], workers: int = 1, *, alone: bool = False
 ) -> Iterator[Callable[[], Made]]:
-    """Results in order, the next ones worked out while this one is being used.
+    """Results in order, with the next ones computed while one is used.
 
-    With `alone`, whoever uses them has one thread of torch's meanwhile, and so has each worker:
-    threads that share a product wait for each other, and busily, which takes longer than the
-    product where others want the cores.
+    With `alone`, the consumer and each worker use one torch thread: threads that share a product
+    busy-wait for each other, which costs more than the product if other work needs the cores.
 
     >>> [made() for made in some_ahead([1, 2, 3], lambda number: number**2)]
     [1, 4, 9]
@@ -40,10 +39,10 @@ def some_ahead(
                     yield waiting.popleft().result
             while waiting:
                 yield waiting.popleft().result
-        except Exception:  # of the items themselves: what they gave before it still counts
+        except Exception:  # raised by `items`: results of earlier ones are still yielded
             while waiting:
                 yield waiting.popleft().result
             raise
         finally:
-            for future in waiting:  # nobody asks for the rest
+            for future in waiting:  # the consumer stopped early
                 future.cancel()

@@ -1,15 +1,15 @@
-"""What the experts say of a batch of images, and how one answer is made of it.
+"""Blends: how the experts' scores for a batch of images become one prediction.
 
-The default is the pool (`pool.py`). The paper's blends, and some to compare with, give each label a
-weight `alpha` for the tuned model,
+The default is the pool (`pool.py`). The paper's blends, and some baselines, weight the tuned model
+by `alpha` for each label,
 
     P(y) = alpha(y) * P_tuned(y) + (1 - alpha(y)) * P_original(y),
 
-and `alpha` is 0 for a label never seen: such a label keeps exactly the original model's
-probability. Their weights differ from label to label, so those values need not sum to one.
+with `alpha` 0 for an unseen label, which keeps exactly the original model's probability. Weights
+differ between labels, so these values need not sum to one.
 
-What is known about each model comes from examples scored just before they were learned. A blend of
-your own: docs/extending.md.
+Each model's accuracy is measured on examples just before they are learned (progressive
+validation). Custom blends: docs/extending.md.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from anytimecl.pool import START, TINY, Familiar, gate, pooled
 from anytimecl.registry import Choice, Registry
 
 EPSILON = 1e-8
-ETA = 0.99  # memory of the estimates: about the last hundred examples of a label
+ETA = 0.99  # decay of the running accuracies: about the last hundred examples of a label
 POOL = "pool"
 
 
 @dataclass
 class LabelRecord:
-    """How often each model was right about one label."""
+    """Running accuracy of each model on one label."""
 
-    seen: int = 0
+    seen: int = 0  # examples added
     tuned: float = 0.0  # estimated accuracy c_t
     original: float = 0.0  # estimated accuracy c_o
 
     def add(self, tuned: bool, original: bool, eta: float) -> None:
-        """One more example: a plain mean at first, then an exponential moving average."""
+        """Add an example: a plain mean at first, then an exponential moving average."""
         self.seen += 1
         # eta = 0.99 gives 1 / (1 - eta) = 99.99..., hence the rounding before the floor.
         plain = self.seen <= math.floor(round(1 / (1 - eta), 6))
@@ -51,7 +51,7 @@ class LabelRecord:
 
 
 class Estimates:
-    """What pre-update evidence says of both models, label by label.
+    """Running accuracies of both models by label, from predictions made before each update.
 
     >>> estimates = Estimates()
     >>> estimates.add("cat", tuned=True, original=False)
@@ -64,37 +64,37 @@ class Estimates:
         self._labels: dict[str, LabelRecord] = {}
 
     def add(self, label: str, *, tuned: bool, original: bool) -> None:
-        """An example of `label` was scored by both models, and not yet learned by either."""
+        """Add an example that was scored before it was learned: whether each model was right."""
         self._labels.setdefault(label, LabelRecord()).add(tuned, original, self.eta)
 
     def of(self, label: str) -> LabelRecord:
-        """The record of a label; an empty one if it was never seen."""
+        """The record of a label; an empty one if it is unseen."""
         return self._labels.get(label, LabelRecord())
 
     def of_each(self, labels: Sequence[str]) -> list[LabelRecord]:
-        """`of`, for each of these, as it is now."""
+        """Copies of the records of these labels."""
         return [replace(self.of(label)) for label in labels]
 
     def any_of(self, labels: Sequence[str]) -> bool:
-        """Whether an example of any of these was learned."""
+        """Whether any of these labels is seen."""
         return any(self.of(label).seen for label in labels)
 
     def forget(self, label: str) -> None:
-        """The label was never seen."""
+        """Drop a label's record."""
         self._labels.pop(label, None)
 
     def rename(self, label: str, to: str) -> None:
-        """The label is called otherwise."""
+        """Rename a label."""
         self._labels = {to if name == label else name: r for name, r in self._labels.items()}
 
     def state(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """As JSON values."""
         labels = {label: vars(record) for label, record in self._labels.items()}
         return {"eta": self.eta, "labels": labels}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Estimates:
-        """Back from `state`; what older versions kept besides is left out."""
+        """Restore from `state`; fields of older versions are ignored."""
         estimates, known = cls(state["eta"]), {each.name for each in fields(LabelRecord)}
         estimates._labels = {
             name: LabelRecord(**{key: value for key, value in record.items() if key in known})
@@ -105,26 +105,26 @@ class Estimates:
 
 @dataclass(frozen=True)
 class Opinions:
-    """What is said of a batch of images, and what is known about whoever says it."""
+    """Scores of each expert for a batch of images, with what blends need to combine them."""
 
     tuned: Tensor  # [image, label], probabilities
-    original: Tensor  # [image, label]
-    other: Tensor  # [image], the tuned model's probability of "none of these"
+    original: Tensor  # [image, label], probabilities
+    other: Tensor  # [image], the tuned model's probability of "other"
     records: Sequence[LabelRecord]  # [label]
-    scores: Mapping[str, Tensor] = field(default_factory=dict)  # [image, label], of other experts
-    weights: Mapping[str, float] = field(default_factory=lambda: START)  # in the pool
-    typical: Tensor | None = None  # [label], the Gaussian expert's score of an image of that label
-    copy: Tensor | None = None  # [image], probability that it is one that was taught
-    copy_of: Tensor | None = None  # [image], and of which label
-    by_text: Tensor | None = None  # [image, label], as `tuned`, of images beside texts alone
-    familiar: Familiar | None = None  # what Gaussian scores tell of whether its label was taught
+    scores: Mapping[str, Tensor] = field(default_factory=dict)  # [image, label], other experts'
+    weights: Mapping[str, float] = field(default_factory=lambda: START)  # in the pool, by expert
+    typical: Tensor | None = None  # [label], T: expected Gaussian score of an image of the label
+    copy: Tensor | None = None  # [image], k: probability that it is a learned image
+    copy_of: Tensor | None = None  # [image], index of that image's label
+    by_text: Tensor | None = None  # [image, label], as `tuned`, from text embeddings alone
+    familiar: Familiar | None = None  # likelihood ratio of seen against unseen labels
 
     @classmethod
     def of(
         cls,
         tuned: Tensor,  # [image, label], logits
         original: Tensor,  # [image, label], logits
-        other: Tensor,  # [], the logit of "none of these"
+        other: Tensor,  # [], the logit of "other"
         records: Sequence[LabelRecord],
         **said: Any,
     ) -> Opinions:
@@ -134,27 +134,23 @@ class Opinions:
 
     @property
     def seen(self) -> Tensor:
-        """[label], whether any example of it was learned."""
+        """Whether each label is seen, [label]."""
         return torch.tensor([record.seen > 0 for record in self.records], device=self.tuned.device)
 
     def column(self, value: Callable[[LabelRecord], float]) -> Tensor:
-        """A number per label, [label]."""
+        """A value of each label's record, [label]."""
         return self.tuned.new_tensor([value(record) for record in self.records])
 
     def above(self) -> Tensor:
-        """[image], the Gaussian expert's best score, less half of what is typical of that label.
+        """max over seen y of G(y) - T(y) / 2, [image].
 
-        Over the labels seen. An image of one of them scores what is typical on average, one of a
-        label never seen 0 at most: this is halfway.
+        An image of y scores T(y) on average, an image of an unseen label at most 0: 0 is halfway.
         """
         assert self.typical is not None
         return (self.scores["gaussian"] - self.typical / 2)[:, self.seen].amax(1)
 
     def everyone(self) -> dict[str, Tensor]:
-        """Log-scores [image, label] of every expert in the pool.
-
-        The Gaussian expert's are less what is typical of the label: see docs/method.md.
-        """
+        """Log-scores [image, label] of each expert in the pool; `G - T` for the Gaussian expert."""
         tuned, original = (p.clamp_min(TINY).log() for p in (self.tuned, self.original))
         found = {"tuned": tuned, "original": original, **self.scores}
         if self.typical is not None:
@@ -163,13 +159,13 @@ class Opinions:
 
 
 def unlearned(original: Tensor, none_logit: float | None = None) -> Opinions:
-    """What there is to say over labels [image, label], by logits, of which none was ever seen."""
+    """From the original model's logits [image, label], where every label is unseen."""
     alone, none = original.softmax(1), with_none(original, none_logit)[1]
     return Opinions(alone, alone, none, [LabelRecord() for _ in range(original.shape[1])])
 
 
 def pool(opinions: Opinions) -> Tensor:
-    """The default: a log-linear pool of all experts among the labels seen, behind a gate."""
+    """Probabilities [image, label]: pool over the seen labels, gate, and instance expert."""
     seen = opinions.seen
     if not seen.any():
         return opinions.original
@@ -179,7 +175,7 @@ def pool(opinions: Opinions) -> Tensor:
     above = None if familiar is None else opinions.above()
     among = pooled(list(said.values()), [opinions.weights[name] for name in said], seen)
     ratio = None if familiar is None or above is None else familiar.ratio(above)
-    # Only labels that were seen are compared by their images, too: of others texts know as much.
+    # The gate compares by texts alone: only seen labels have imprinted vectors.
     tuned = opinions.tuned if opinions.by_text is None else opinions.by_text
     values = gate(among, tuned, opinions.original, seen, counts, accuracies, ratio)
     if opinions.copy is None or opinions.copy_of is None:
@@ -190,14 +186,14 @@ def pool(opinions: Opinions) -> Tensor:
 
 
 def none_of_these(opinions: Opinions) -> Tensor:
-    """The probability [image] that it is of none of the labels that were taught.
+    """Probability [image] that no candidate label fits.
 
-    The Gaussian expert decides halfway (`Opinions.above`). The tuned model's "other" is heard too,
-    each with its weight in the pool.
+    A weighted sum of log-odds: the Gaussian expert's (`Opinions.above`) and the tuned model's
+    "other", each with its weight in the pool.
     """
     seen = opinions.seen
     if not seen.any():
-        return opinions.other  # the original model's own, if it has one
+        return opinions.other  # the original model's, if it has one
     if "gaussian" not in opinions.scores or opinions.typical is None:
         return opinions.other
     other = opinions.other.clamp(1e-6, 1 - 1e-6).logit()
@@ -207,14 +203,14 @@ def none_of_these(opinions: Opinions) -> Tensor:
 
 
 class Blend:
-    """How one answer is made of opinions; a subclass says at least that.
+    """Base of blends: combines the experts' scores; subclasses implement `__call__`.
 
     >>> class Loudest(Blend):
     ...     def __call__(self, opinions):
     ...         return torch.maximum(opinions.tuned, opinions.original)
     """
 
-    hears_experts = True  # whether experts beside the two models are asked at all
+    hears_experts = True  # whether experts besides the two models are computed
 
     def __call__(self, opinions: Opinions) -> Tensor:
         """Probabilities [image, label]."""
@@ -226,7 +222,7 @@ class Blend:
         return torch.where(opinions.seen, opinions.column(lambda record: part), 0.0)
 
     def speakers(self, opinions: Opinions, best: Tensor) -> list[str]:
-        """Whose word weighs most in the answer [image]: an expert, for each image."""
+        """For each image, the expert that contributed most to its label, `best` [image]."""
         at = best.unsqueeze(1)
         names, parts = [], []
         for expert, said in opinions.everyone().items():
@@ -243,7 +239,7 @@ class Blend:
 
 
 class Pool(Blend):
-    """The default: `pool`."""
+    """The default blend, `pool`."""
 
     def __call__(self, opinions: Opinions) -> Tensor:
         """Probabilities [image, label]."""
@@ -251,7 +247,7 @@ class Pool(Blend):
 
 
 class Mixture(Blend):
-    """Of the two models alone, by the tuned one's weight; 0 for a label never seen."""
+    """Weighted mean of the two models' probabilities; weight 0 for unseen labels by default."""
 
     hears_experts = False
 
@@ -275,7 +271,7 @@ class Mixture(Blend):
 
 
 def blend_of(choice: Choice[Blend]) -> Blend:
-    """The blend itself; one without options is made once."""
+    """Instantiate a blend; blends given by name alone are cached."""
     return _by_name(choice) if isinstance(choice, str) else BLENDS.make(choice)
 
 
@@ -290,39 +286,39 @@ def weights(choice: Choice[Blend], opinions: Opinions) -> Tensor:
 
 
 def speakers(choice: Choice[Blend], opinions: Opinions, best: Tensor) -> list[str]:
-    """Whose word weighs most in the answer [image]: an expert, for each image."""
+    """For each image, the expert that contributed most to its label, `best` [image]."""
     if not opinions.seen.any():
         return ["original"] * len(best)
     return blend_of(choice).speakers(opinions, best)
 
 
 def ocw(opinions: Opinions) -> Tensor:
-    """The paper's Online Class-wise Weighting: in proportion to the estimated accuracies."""
+    """The paper's Online Class-wise Weighting: in proportion to the running accuracies."""
     tuned = opinions.column(lambda record: record.tuned)
     original = opinions.column(lambda record: record.original)
     return tuned / (tuned + original + EPSILON)
 
 
 def ocw_other(opinions: Opinions) -> Tensor:
-    """OCW with the tuned model's accuracy scaled by how sure it is that a label applies."""
+    """OCW with the tuned model's accuracy scaled by 1 - P(other)."""
     tuned = opinions.column(lambda record: record.tuned) * (1 - opinions.other.unsqueeze(1))
     original = opinions.column(lambda record: record.original)
     return tuned / (tuned + original + EPSILON)
 
 
 def ocw_rounded(opinions: Opinions) -> Tensor:
-    """OCW (0/1): one model or the other for each label."""
+    """OCW (0/1): weights rounded, so that one model decides for each label."""
     return (ocw(opinions) > 0.5).to(opinions.tuned.dtype)
 
 
 def aim(opinions: Opinions) -> Tensor:
-    """AIM: the mass that the original model puts on seen labels, for each image."""
+    """AIM: the original model's mass on seen labels, for each image."""
     mass = (opinions.original * opinions.seen).sum(1, keepdim=True)
-    return mass.clamp(max=1.0)  # a sum of probabilities may end a rounding error above 1
+    return mass.clamp(max=1.0)  # a sum of probabilities may exceed 1 by rounding
 
 
 def average(opinions: Opinions) -> Tensor:
-    """Half each."""
+    """Equal weights."""
     return opinions.column(lambda record: 0.5)
 
 
@@ -345,7 +341,7 @@ BLENDS: Registry[Blend] = Registry(
         "ocw_rounded": lambda: Mixture(ocw_rounded),
         "aim": lambda: Mixture(aim),
         "average": lambda: Mixture(average),
-        # The one blend that speaks of labels it never saw: it is the comparison.
+        # A baseline: the one blend that uses the tuned model for unseen labels.
         "tuned": lambda: Mixture(tuned_only, unseen=True),
         "original": lambda: Mixture(original_only),
     },

@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors and a manifest, whole or not there at all, never a pickle."""
+"""Checkpoints: safetensors and a JSON manifest, replaced atomically; no pickle."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from anytimecl.files import sync
 
 VERSION = 3
 MANIFEST, WEIGHTS = "manifest.json", "learner.safetensors"
-TRIES = 20  # how often an owner may save while a reader reads
-PAUSE = 0.01  # seconds between two of them
+TRIES = 20  # attempts to read while the owner saves
+PAUSE = 0.01  # seconds between attempts
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A learner, as of one event of its memory's journal."""
+    """The model's state at one event of the journal."""
 
     event: int
     fingerprint: str  # of the backbone
     config: dict[str, Any]
     tensors: Mapping[str, Tensor]
-    state: dict[str, Any]  # estimates, sampler, labels: plain JSON values
+    state: dict[str, Any]  # accuracies, sampler, labels and more, as JSON values
 
 
 def save(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write it as `folder`, in place of an older one, so that a crash leaves one or the other."""
+    """Write a checkpoint as `folder`, atomically replacing an older one."""
     draft = _draft(folder)
     try:
-        shutil.rmtree(draft, ignore_errors=True)  # of a crash
+        shutil.rmtree(draft, ignore_errors=True)  # left by a crash
         draft.mkdir(parents=True)
         tensors = {name: value.contiguous() for name, value in checkpoint.tensors.items()}
         save_file(tensors, draft / WEIGHTS)
@@ -56,7 +56,7 @@ def save(checkpoint: Checkpoint, folder: Path) -> None:
         for path in (draft / WEIGHTS, draft / MANIFEST, draft):
             sync(path)
         _swap(draft, folder)
-    except (OSError, SafetensorError) as error:  # the second is what a full disk gives
+    except (OSError, SafetensorError) as error:  # SafetensorError: a full disk
         raise CheckpointError(
             f"The checkpoint {folder} could not be written ({error}). The older one, if any, is "
             "as it was, and every example is in the memory: make room and go on."
@@ -66,23 +66,23 @@ def save(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def load(folder: Path) -> Checkpoint | None:
-    """The checkpoint there, or None; one that is damaged or foreign is refused."""
+    """Load the checkpoint, None if there is none; raises CheckpointError if it is damaged."""
     _finish_swap(folder)
     return _read(folder) if folder.exists() else None
 
 
 def load_beside_owner(folder: Path) -> Checkpoint | None:
-    """Like `load`, for a process that may change nothing while another one saves."""
+    """Like `load`, for a read-only process, while the owner may be saving."""
     for attempt in range(TRIES):
         place = folder if folder.exists() else _old(folder)
         if place.exists():
             try:
                 return _read(place)
-            except CheckpointError:  # it may have been replaced halfway through reading
+            except CheckpointError:  # it may have been replaced during reading
                 if attempt == TRIES - 1:
                     raise
         elif not _draft(folder).exists() and not folder.exists():
-            return None  # nor is anybody about to rename one into its place
+            return None  # and no swap is in progress
         time.sleep(PAUSE)
     return None
 
@@ -111,7 +111,7 @@ def _read(folder: Path) -> Checkpoint:
         )
     except CheckpointError:
         raise
-    # A file that is replaced meanwhile gives a plain RuntimeError too: "unable to open file".
+    # A file that is replaced during reading raises RuntimeError too: "unable to open file".
     except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
             f"{folder} is not a whole checkpoint ({error}). Delete it: learning is repeated from "
@@ -120,7 +120,7 @@ def _read(folder: Path) -> Checkpoint:
 
 
 def _swap(draft: Path, folder: Path) -> None:
-    """Put the draft in the folder's place. Two renames: `load` finishes a swap cut between."""
+    """Replace the folder by the draft. Two renames: `load` completes an interrupted swap."""
     old = _old(folder)
     _finish_swap(folder)
     shutil.rmtree(old, ignore_errors=True)
@@ -145,7 +145,7 @@ def _old(folder: Path) -> Path:
 
 
 def _checksum(path: Path, manifest: Mapping[str, Any]) -> int:
-    """Of the weights and of everything else."""
+    """CRC-32 of the manifest and the weights."""
     value = zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):

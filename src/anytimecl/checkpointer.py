@@ -1,4 +1,4 @@
-"""The checkpoints of one memory: written beside learning, read when there is need."""
+"""Writes a memory's checkpoints in a background thread, and loads the latest."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from anytimecl.memory import StoreWarning
 from anytimecl.memory.database import FILE
 
 CHECKPOINT = "checkpoint"
-CHECKPOINT_EVERY = 256  # examples: what opening after a crash repeats at most
+CHECKPOINT_EVERY = 256  # journal entries: at most so many are replayed after a crash
 
 
 class Checkpointer:
-    """Without a folder, or where nothing may be written, it keeps nothing and says so to nobody.
+    """Writes and loads checkpoints; without a folder, or read-only, `save` does nothing.
 
     >>> checkpointer = Checkpointer(None, read_only=False)
     >>> checkpointer.load() is None
@@ -28,9 +28,9 @@ class Checkpointer:
     """
 
     def __init__(self, folder: Path | None, *, read_only: bool) -> None:
-        self.unsaved = 0  # entries of the journal since the last checkpoint
-        self.saved = 0  # the event of the last one that is known to be on disk
-        self._saving = 0  # and of the one that is being written
+        self.unsaved = 0  # journal entries since the last checkpoint
+        self.saved = 0  # event of the last checkpoint known to be on disk
+        self._saving = 0  # event of the one being written
         self._place = None if folder is None else folder / CHECKPOINT
         self._memory = self._beside()
         self._read_only = read_only
@@ -39,16 +39,16 @@ class Checkpointer:
 
     @property
     def keeps(self) -> bool:
-        """Whether there are checkpoints at all."""
+        """Whether there is a folder for checkpoints."""
         return self._place is not None
 
     @property
     def due(self) -> bool:
-        """Whether it is time for the next one."""
+        """Whether the next checkpoint is due."""
         return self.unsaved >= CHECKPOINT_EVERY
 
     def load(self) -> Checkpoint | None:
-        """The last one."""
+        """Load the latest checkpoint."""
         if self._place is None or self._away:
             return None
         self.settle()
@@ -58,7 +58,7 @@ class Checkpointer:
         return found
 
     def save(self, take: Callable[[], Checkpoint], *, wait: bool = True) -> None:
-        """Write what `take` gives: at once or, without `wait`, beside learning."""
+        """Write the checkpoint that `take` returns; without `wait`, in the background."""
         self.unsaved = 0
         if self._place is None or self._read_only:
             return
@@ -81,7 +81,7 @@ class Checkpointer:
             self.saved = self._saving
 
     def replace(self, take: Callable[[], Checkpoint]) -> None:
-        """After forgetting: one that knows nothing of it, in the place of one that does."""
+        """After forgetting, replace the checkpoint, which may include forgotten examples."""
         try:
             self.save(take)
         except CheckpointError as error:
@@ -91,15 +91,15 @@ class Checkpointer:
 
     @property
     def _away(self) -> bool:
-        """Whether another memory, or none, is where that of these checkpoints was."""
+        """Whether the memory was moved or removed since it was opened."""
         return self._beside() != self._memory
 
     def _beside(self) -> tuple[int, int] | None:
-        """Which memory the folder holds now."""
+        """Identity of the memory file in the folder now."""
         return None if self._place is None else identity(self._place.with_name(FILE))
 
     def settle(self) -> None:
-        """Wait for the one that is being written. If it fails, nothing learned is lost."""
+        """Wait for the background write. If it failed, warn: the journal has everything."""
         written, self._written = self._written, None
         if written is None:
             return
@@ -111,7 +111,7 @@ class Checkpointer:
             warnings.warn(str(error), StoreWarning, stacklevel=4)
 
     def close(self) -> None:
-        """Write nothing more."""
+        """Stop the background thread; later calls write nothing."""
         self._place = None
         self.unsaved = 0
         self._writer.shutdown()

@@ -1,22 +1,20 @@
-"""Which of many images would teach most, if somebody said what it shows.
+"""Active learning: which unlabelled image to have labelled next.
 
-There are two things to find out, and how much of each is left follows from the answers so far. The
-chance that the next image has a label never seen is about the share of examples that are the only
-one of theirs (Good, 1953; Turing): so often the question is which labels there are, and otherwise
-what the images of each look like.
+A query either discovers a label or refines the seen ones. Discovery is chosen with the probability
+that the next image has an unseen label, estimated as the share of examples that are the only one of
+their label (Good, 1953; Turing).
 
-- *Which there are*: the image that would explain most of the others, had it a label of its own.
-  Every image is explained by the label that it fits best, or by none: what adds most to the
-  likelihood of them all is one step of facility location, dense places first, and each once.
-- *What they look like*: an expert knows a label by the mean of its examples, and a random few have
-  it only roughly. The images without a label tell where it should be: those that look like a label
-  are counted to it as far as they do, a few times over (expectation and maximisation: Nigam,
-  McCallum, Thrun and Mitchell, 2000). An answer is worth how much nearer it is expected to bring
-  the labels' means to those of all images (herding: Welling, ICML 2009), times the doubt there is
-  about it now. At first all are in doubt, and what counts is the mean; later, the borders. Doubt
-  alone would ask about odd images, and the mean alone about those known already.
+- *Discovery*: the image that would increase the likelihood of all images most if it had a label of
+  its own, where each image counts with its best label or none. This is one greedy step of facility
+  location: dense regions first, each once.
+- *Refinement*: the means of the labels that a few random examples give are rough. Better ones are
+  estimated from the unlabelled images by a few rounds of expectation maximisation (Nigam,
+  McCallum, Thrun and Mitchell, 2000). An image's value is how much closer its label is expected to
+  bring the expert's means to those (herding: Welling, ICML 2009), times its uncertainty (margin).
+  At first all are uncertain and the means count; later, the decision boundaries. Uncertainty alone
+  would pick outliers, and the means alone images that are classified well already.
 
-Both are worked out by the Gaussian expert in closed form; no model is trained.
+Both are computed by the Gaussian expert in closed form; no model is trained.
 """
 
 from __future__ import annotations
@@ -32,30 +30,30 @@ from anytimecl.experts.gaussian import Space
 from anytimecl.experts.statistics import FIXED
 from anytimecl.pool import START, TINY
 
-ROUNDS = 4  # of counting images to the labels that they look like
-NAMED = START["original"] / START["gaussian"]  # weight of what the original model says
+ROUNDS = 4  # of expectation maximisation
+NAMED = START["original"] / START["gaussian"]  # weight of the original model's log-probabilities
 
 
 class Beliefs(NamedTuple):
-    """What the experts say of some images."""
+    """Scores of the experts for unlabelled images."""
 
     images: Tensor  # [image, dim]
     original: Tensor  # [image, label], log-probabilities of the original model
     scores: Tensor  # [image, label], log-probabilities
 
     def pick(self, places: Tensor) -> Beliefs:
-        """Of some of the images."""
+        """A subset of the images."""
         return Beliefs(*(part[places] for part in self))
 
     @property
     def doubt(self) -> Tensor:
-        """Between the two likeliest labels [image], up to 1; none over no label."""
+        """1 minus the margin between the two most probable labels, [image]."""
         best = self.scores.exp().topk(min(2, self.scores.shape[1]), 1).values
         return 1 - (best[:, :1].sum(1) - best[:, 1:].sum(1))
 
 
 class Groups(NamedTuple):
-    """Images of each label: how many, and their sums in the expert's space, from its centre."""
+    """Counts and sums of the images of each label, in the Gaussian expert's space."""
 
     space: Space
     counts: Tensor  # [label]
@@ -63,7 +61,7 @@ class Groups(NamedTuple):
 
     @classmethod
     def learned(cls, expert: GaussianExpert, rows: Sequence[int]) -> Groups:
-        """The examples; -1 is a label never seen."""
+        """From learned examples; row -1 is an unseen label."""
         seen, space = torch.tensor(rows) >= 0, expert.space
         at = torch.tensor(rows).clamp_min(0)
         counts = expert.now.counts[at].float() * seen
@@ -71,11 +69,11 @@ class Groups(NamedTuple):
         return cls(space, counts, sums @ space.whiten - counts.unsqueeze(1) * space.centre)
 
     def joined(self, images: Tensor, shares: Tensor) -> Groups:
-        """With images [image, dim], each shared out among the labels [image, label]."""
+        """With images [image, dim] added by soft assignment `shares` [image, label]."""
         return self._replace(counts=self.counts + shares.sum(0), sums=self.sums + shares.T @ images)
 
     def shares(self, images: Tensor, original: Tensor) -> Tensor:
-        """[image, label]: how likely an image looks like each, however many each label has."""
+        """Soft assignment [image, label], with equal label priors."""
         known = self.counts.unsqueeze(1) * self.space.ratio
         variance = 1 + self.space.ratio / (known + 1)
         mean = self.weight() * self.sums
@@ -84,7 +82,7 @@ class Groups(NamedTuple):
         return (NAMED * original - 0.5 * off).softmax(1)
 
     def weight(self, more: int = 0) -> Tensor:
-        """[label, dim]: times the sum is the expert's mean, of a label with so many examples."""
+        """Factor [label, dim] from a label's sum to its shrunken mean, with `more` examples."""
         return self.space.ratio / ((self.counts.unsqueeze(1) + more) * self.space.ratio + 1)
 
 
@@ -92,12 +90,11 @@ def believed(
     expert: GaussianExpert,
     images: Tensor,  # [image, dim]
     original: Tensor,  # [image, label], log-probabilities of the original model
-    rows: Sequence[int],  # [label], -1: never seen
+    rows: Sequence[int],  # [label], -1: unseen
 ) -> Beliefs:
-    """As a pool of these two has it before any evidence.
+    """The pool of both with its prior weights.
 
-    What the pool's weights are fitted on later are images that were asked about: they are no
-    random ones, and say little of the others.
+    Weights fitted on queried images would be biased: these are not a random sample.
     """
     scores = START["gaussian"] * expert.scores(images, rows) + START["original"] * original
     return Beliefs(images, original, scores.log_softmax(1))
@@ -106,24 +103,24 @@ def believed(
 def most_telling(
     expert: GaussianExpert,
     asked: Beliefs,
-    rows: Sequence[int],  # [label], -1: never seen
-    chance: float,  # drawn between 0 and 1
+    rows: Sequence[int],  # [label], -1: unseen
+    chance: float,  # a uniform random number in [0, 1)
 ) -> int:
-    """The place of the image to ask about, among all those without a label or many of them."""
+    """Index of the image to have labelled, among unlabelled images or a sample of them."""
     if chance < unseen(expert):
         return int(explained(expert, asked.images).argmax())
     return int((expected_gain(expert, asked, rows).clamp_min(0) * asked.doubt).argmax())
 
 
 def unseen(expert: GaussianExpert) -> float:
-    """The chance that another image is of a label never seen, after Good and Turing."""
+    """Good-Turing estimate of the probability that the next image has an unseen label."""
     counts = expert.now.counts
     total = int(counts.sum())
     return int((counts == 1).sum()) / total if total else 1.0
 
 
 def explained(expert: GaussianExpert, asked: Tensor) -> Tensor:
-    """How much likelier all become together, had an image [asked] a label of its own."""
+    """Gain in the log-likelihood of all images if an image had a label of its own, [asked]."""
     known = expert.scores(asked, range(expert.now.rows))
     known = torch.cat([known, known.new_zeros(len(asked), 1)], 1).amax(1, keepdim=True)
     space, (whitened, unknown) = expert.space, expert.whitened(asked)
@@ -137,11 +134,11 @@ def explained(expert: GaussianExpert, asked: Tensor) -> Tensor:
 def expected_gain(
     expert: GaussianExpert,
     asked: Beliefs,
-    rows: Sequence[int],  # [label], -1: never seen
+    rows: Sequence[int],  # [label], -1: unseen
 ) -> Tensor:
-    """How much nearer [asked] an answer brings the labels' means to those of all images.
+    """Expected decrease of the squared distance from labels' means to their estimates, [asked].
 
-    In squares, times the images of the label, over the labels that it may have.
+    Weighted by the estimated number of images of the label, in expectation over its label.
     """
     learned = every = Groups.learned(expert, rows)
     images = expert.whitened(asked.images)[0]

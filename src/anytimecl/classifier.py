@@ -1,4 +1,4 @@
-"""AnytimeClassifier: the one object that users meet."""
+"""AnytimeClassifier, the main class of the library."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from anytimecl.settings import Settings
 
 
 class LabelStats(NamedTuple):
-    """What is known about one label.
+    """Statistics of one label.
 
     Attributes
     ----------
     examples
-        Stored of it.
+        Number of stored examples.
     tuned
-        The tuned model's estimated accuracy, from examples scored before they were learned.
+        Running accuracy of the tuned model, on examples scored before they were learned.
     original
-        The original model's.
+        Running accuracy of the original model.
     weight
-        Of the tuned model in the blend.
+        Weight of the tuned model in the blend.
 
     Examples
     --------
@@ -57,18 +57,18 @@ class LabelStats(NamedTuple):
 class AnytimeClassifier(Learning, Closing):
     """Open-vocabulary image classification that learns from every single labelled image.
 
-    Threads: any number may predict while others learn. Learning happens one example at a time, in
-    the order of arrival; a prediction waits for at most one update and never sees half of one.
-    One process at a time owns a memory.
+    Thread-safe: any number of threads may predict while others learn. Examples are learned one at a
+    time, in order of arrival; a prediction waits for at most one update and never sees half of one.
+    Only one process at a time may learn with a memory.
 
     Parameters
     ----------
     backbone
         The model; `open` loads it.
     memory
-        Where examples are stored.
+        The store of learned examples.
     settings
-        How it learns and predicts.
+        How the model learns and predicts.
     folder
         The folder of the memory, for checkpoints; None keeps everything in RAM.
     progress
@@ -101,7 +101,7 @@ class AnytimeClassifier(Learning, Closing):
         self._codec = make_codec(settings.codec, backbone.spec, backbone.tail)
         if isinstance(self._codec, ImageBytes):
             self._codec.attach(self.encode)
-        self._lock = TurnLock()  # guards the trainer
+        self._lock = TurnLock()  # guards the trainer's state
         self._learning = threading.Lock()  # one example at a time
         self._checkpointer = Checkpointer(folder, read_only=memory.read_only)
         self._last_asked: AskedLabels | None = None
@@ -124,28 +124,28 @@ class AnytimeClassifier(Learning, Closing):
         progress: Progress | None = None,
         **options: Any,
     ) -> Self:
-        """Create the memory in `folder`, or resume it; without a folder it lives in RAM.
+        """Create the memory in `folder`, or reopen it; without a folder it is kept in RAM.
 
         Parameters
         ----------
         folder
-            Of the memory; None for one in RAM.
+            Folder of the memory; None for one in RAM.
         model
-            A name, with options or not, a folder or a loaded model; unless given, the memory's own,
-            with its tail, or "embedded" for a new one.
+            A name, {"name": ..., "options": {...}}, a folder or a loaded model. By default the
+            memory's own, with its tail; "embedded" for a new memory.
         settings
-            Of a new memory; the blend and the precision of any.
+            Settings of a new memory. Of an existing one, only blend and precision may differ.
         store
-            What keeps the memory: a name, with options or not, or one that is open. Unless given,
-            the one that made it; SQLite for a new one.
+            The storage backend: a name, {"name": ..., "options": {...}}, or an open store. By
+            default the one that made the memory; SQLite for a new one.
         device
             As torch names it.
         read_only
-            Do not learn, and leave the memory to its owner.
+            Do not learn; another process may own the memory.
         progress
-            Called with the examples repeated and those to repeat, where no checkpoint has them all.
+            Called with the number of replayed examples and their total.
         **options
-            Of the memory: `durability`, `cache_bytes`, `cap`, `thumbnails`.
+            Of the store: `durability`, `cache_bytes`, `cap`, `thumbnails`.
 
         Returns
         -------
@@ -155,9 +155,9 @@ class AnytimeClassifier(Learning, Closing):
         Raises
         ------
         StoreError
-            The memory is owned by another process, damaged, or of another model or setting.
+            The memory is owned by another process, damaged, or made with another model or setting.
         CheckpointError
-            The checkpoint is damaged: without it, learning is repeated from the memory.
+            The checkpoint is damaged; if it is deleted, learning is replayed from the memory.
         ModelError
             There is no such model, or it cannot be loaded.
         PartError
@@ -165,7 +165,7 @@ class AnytimeClassifier(Learning, Closing):
         TypeError
             The store has no such option.
         """
-        place = None if folder is None else Path(folder).absolute()  # also after an os.chdir
+        place = None if folder is None else Path(folder).absolute()  # os.chdir must not change it
         named = store_of(store, place, options)
         backbone, memory, agreed = opened(place, named, model, settings, device, read_only)
         try:
@@ -175,16 +175,16 @@ class AnytimeClassifier(Learning, Closing):
             raise
 
     def __len__(self) -> int:
-        """Examples stored."""
+        """Number of stored examples."""
         return len(self.memory)
 
     def stats(self) -> dict[str, LabelStats]:
-        """Per label: examples, both models' estimated accuracies, and the tuned model's weight.
+        """Number of examples, running accuracies and the tuned model's weight for each label.
 
         Returns
         -------
         dict of str to LabelStats
-            By label.
+            Statistics by label.
         """
         counts = self.memory.labels()
         if not counts:
@@ -203,12 +203,12 @@ class AnytimeClassifier(Learning, Closing):
         }
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Everything, memory included, as a folder that `from_pretrained` opens.
+        """Save everything, memory included, as a folder that `from_pretrained` opens.
 
         Parameters
         ----------
         folder
-            A new or empty one.
+            A new or empty folder.
 
         Raises
         ------
@@ -229,7 +229,7 @@ class AnytimeClassifier(Learning, Closing):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **options: Any) -> Self:
-        """What `save_pretrained` saved; it goes on learning in that folder.
+        """Open what `save_pretrained` saved; it continues to learn in that folder.
 
         Parameters
         ----------
@@ -241,7 +241,7 @@ class AnytimeClassifier(Learning, Closing):
         Returns
         -------
         AnytimeClassifier
-            As it was when it was saved.
+            In the state in which it was saved.
 
         Raises
         ------
@@ -253,12 +253,12 @@ class AnytimeClassifier(Learning, Closing):
         return cls.open(folder, **options)
 
     def close(self) -> None:
-        """Write a checkpoint and let go of the memory; a second call does nothing.
+        """Write a checkpoint and close the memory; a second call does nothing.
 
         Raises
         ------
         CheckpointError
-            There is no room for the checkpoint: opening the memory repeats what it would have had.
+            There is no room for the checkpoint: opening the memory replays from the one before.
         """
         with self._learning:
             try:

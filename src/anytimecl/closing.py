@@ -1,4 +1,4 @@
-"""What is closed at the end of a `with`."""
+"""Base of context managers with a `close`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import NoReturn, Self
 
 
 class Closing:
-    """`with` for whatever has a `close`; it can be neither copied nor pickled."""
+    """Context manager that calls `close`; it can be neither copied nor pickled."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
         raise NotImplementedError
 
     def __reduce__(self) -> NoReturn:

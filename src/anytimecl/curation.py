@@ -1,7 +1,7 @@
-"""What a person does to labels after the fact: change them, take them back, see what is stored.
+"""The part of a classifier that corrects labels: relabel, rename, merge, undo.
 
-Every act is one entry of the memory's journal. It is written first, and then lived through by the
-same code that repeats it after a crash.
+Every correction is one journal entry. It is written first, then applied by the code that replays it
+after a crash.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from anytimecl.trainer import Learned
 
 
 class Relabelled(NamedTuple):
-    """An example, its label, and the one that it had before."""
+    """An example, its label, and its previous label."""
 
     id: int
     label: str
@@ -26,35 +26,35 @@ class Relabelled(NamedTuple):
 
 
 class Undone(NamedTuple):
-    """An act that was taken back: "teach", "relabel", "rename" or "merge"."""
+    """A change that was undone: "teach", "relabel", "rename" or "merge"."""
 
     act: str
-    examples: tuple[int, ...]  # none for a renamed label: all of its examples
-    label: str  # that the act had given
-    before: str | None  # that they have again; None: taught for the first time, now not at all
+    examples: tuple[int, ...]  # empty for a renamed label: all of its examples
+    label: str  # given by the change
+    before: str | None  # restored; None: the example was new, and is removed
 
 
 class Curation(Recovery):
-    """The part of a classifier that changes labels."""
+    """Corrections of labels."""
 
     def relabel(self, example_id: int, label: str) -> Relabelled:
         """Give a stored example, and every copy of its image, another label.
 
-        It leaves its old label at once, in the experts and in what is practised, and is taught
-        once under the new one. The steps that were taken while it had the old label stay in the
-        tuned model's weights, until practice, `consolidate` or `rebuild` wear them out.
+        Experts and replay use the new label at once, and one step is taken with it. Earlier steps
+        with the old label stay in the tuned weights, until replay, `consolidate` or `rebuild`
+        correct them.
 
         Parameters
         ----------
         example_id
-            As `learn_one` and `examples` name it.
+            Number of the example, `Learned.id`.
         label
-            The label that is right.
+            The correct label.
 
         Returns
         -------
         Relabelled
-            With the label that it had before.
+            With its previous label.
 
         Raises
         ------
@@ -75,22 +75,22 @@ class Curation(Recovery):
             return Relabelled(example_id, label, before)
 
     def rename_label(self, old: str, new: str) -> int:
-        """Call a label otherwise; returns how many examples it has.
+        """Rename a label.
 
-        The experts go on as they are. The tuned model meets the new text when it is next
-        practised: of what it had learned for the old one, only the images' side stays.
+        The experts do not change. The tuned model is trained against the new text embedding only
+        from the next replay of the label's examples on.
 
         Parameters
         ----------
         old
-            As it is called now.
+            Its current name.
         new
-            As it will be called.
+            Its new name.
 
         Returns
         -------
         int
-            How many examples it has.
+            Number of its examples.
 
         Raises
         ------
@@ -112,21 +112,21 @@ class Curation(Recovery):
             return self.memory.labels().get(new, 0)
 
     def merge_labels(self, source: str, into: str) -> int:
-        """Give every example of one label another, existing label; returns how many there were.
+        """Move every example of one label to another, existing label.
 
-        No gradient step is taken: statistics are moved, and replay does the rest.
+        No gradient step is taken: the statistics are moved, and replay adapts the tuned model.
 
         Parameters
         ----------
         source
-            The label that goes.
+            The label that disappears.
         into
-            The label that its examples get.
+            The new label of its examples.
 
         Returns
         -------
         int
-            How many examples changed their label.
+            Number of relabelled examples.
 
         Raises
         ------
@@ -184,12 +184,12 @@ class Curation(Recovery):
             return told
 
     def thumbnail(self, example_id: int) -> bytes | None:
-        """The small picture of an example as a WebP file; None where none was kept.
+        """The thumbnail of an example, if one is stored.
 
         Parameters
         ----------
         example_id
-            Number of the example, as learning it gave.
+            Number of the example, `Learned.id`.
 
         Returns
         -------
@@ -215,7 +215,7 @@ class Curation(Recovery):
         return Undone(act.kind, act.examples, act.label, act.before[0])
 
     def _copies(self, example: int) -> list[tuple[int, str]]:
-        """The example and all others of the same image, with their labels."""
+        """All examples of the same image, with their labels."""
         with self.memory.reading():
             digest = self.memory.about.digest(example)
         return self.memory.copies(digest) or [(example, self.memory.label(example) or "")]
@@ -229,7 +229,7 @@ class Curation(Recovery):
         *,
         taught: bool = False,
     ) -> Learned | None:
-        """Another label; of what was `taught` anew, the key and source that it came with too."""
+        """Relabel examples; if learned again (`taught`), also store its key and source."""
         newest = examples[-1]
         keys = [key if each == newest else None for each in examples] if taught else None
         with self.memory.writing():
@@ -245,19 +245,19 @@ class Curation(Recovery):
                 raise UnknownLabelError(f"There is no example of {label!r}.")
 
     def _follow(self) -> Learned | None:
-        """Live through acts that were just written."""
+        """Apply corrections that were just written to the journal."""
         learned = None
         past = self.memory.history(self._trainer.event)
         for act in past.acts.values():
             learned = self._trainer.correct(act)
-        self._trainer.replay()  # counts again what could not be read
+        self._trainer.replay()  # recounts if a record could not be read
         self._checkpointer.unsaved += len(past.acts)
         if self._checkpointer.due:
             self._save(wait=False)
         return learned
 
     def _ready(self, label: str | None = None) -> None:
-        """For an act, and for its label."""
+        """Check and prepare for a correction, and for its label."""
         self.memory.check_writable()
         self._catch_up()
         if label is not None:

@@ -1,4 +1,4 @@
-"""Where encoding and predicting run beside learning: on a CPU, wherever they are called."""
+"""Contexts for encoding and predicting while learning; on a CPU they do nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Scope = Callable[[], AbstractContextManager[None]]
 
 
 class Streams:
-    """What keeps work on one device apart; here nothing does, and nothing has to.
+    """Contexts that separate concurrent work on one device; here, no-ops.
 
     >>> with Streams(torch.device("cpu")).predicting():
     ...     print(torch.ones(2).sum())
@@ -22,12 +22,12 @@ class Streams:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.encoding: Scope = nullcontext  # around the trunk's work
-        self.predicting: Scope = nullcontext  # around a prediction, until it is plain numbers
+        self.encoding: Scope = nullcontext  # around the trunk's forward pass
+        self.predicting: Scope = nullcontext  # around a prediction, until on the host
 
     def still(self, learner: Learner, turn: int) -> Learner:
-        """As it is at this turn of its lock, which the caller holds."""
+        """A snapshot of the learner at this turn of its lock, which the caller holds."""
         return learner
 
     def clear(self) -> None:
-        """Nothing of what was learned may stay."""
+        """Drop snapshots."""

@@ -1,10 +1,10 @@
-"""Errors for people: what was wrong, with which input, and what to do about it."""
+"""Exceptions; messages say what was wrong, with which input, and what to do about it."""
 
 from __future__ import annotations
 
 
 class AnytimeError(Exception):
-    """Base of every error that the library raises on purpose; its text is meant to be shown.
+    """Base of the library's exceptions; the message is meant for the user.
 
     Examples
     --------
@@ -17,7 +17,7 @@ class AnytimeError(Exception):
 
 
 class ImageError(AnytimeError, ValueError):
-    """An image could not be read, or is not one that can be trusted.
+    """An image could not be read, or is not safe to decode.
 
     Examples
     --------
@@ -57,7 +57,7 @@ class LabelTakenError(LabelError):
 
 
 class ModelError(AnytimeError, RuntimeError):
-    """A model is missing, broken, foreign, or asked for something it cannot do.
+    """A model is missing, damaged, unknown, or lacks a capability.
 
     Examples
     --------
@@ -77,7 +77,7 @@ class StoreError(AnytimeError, RuntimeError):
 
 
 class CheckpointError(AnytimeError, RuntimeError):
-    """A checkpoint is missing, damaged, foreign, or of another version.
+    """A checkpoint is missing, damaged, of another model or memory, or of another version.
 
     Examples
     --------
@@ -87,7 +87,7 @@ class CheckpointError(AnytimeError, RuntimeError):
 
 
 class PartError(ModelError, ValueError):
-    """There is no codec, sampler, expert, blend, backbone or store like that.
+    """There is no such codec, sampler, expert, blend, backbone or store, or no such option.
 
     Examples
     --------
@@ -107,7 +107,7 @@ class KeyUsedError(AnytimeError, ValueError):
 
 
 def reason(error: Exception) -> str:
-    """Why a file could not be read, without the number and the path that `str` adds to it.
+    """The message of an error, without the errno and path of an OSError.
 
     >>> reason(FileNotFoundError(2, "No such file or directory", "a.toml"))
     'No such file or directory'

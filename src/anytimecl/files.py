@@ -1,4 +1,4 @@
-"""Files and folders that are replaced whole or stay as they were, and are on the disk itself."""
+"""Atomic replacement and syncing of files and folders."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-DRAFT = ".part"  # how the name of what is being written ends
+DRAFT = ".part"  # suffix of unfinished files
 
 
 def shown(path: Path) -> str:
-    """As a person would name it here: from the working folder, if it lies below that.
+    """A path for messages: relative to the working directory, if below it.
 
     >>> shown(Path.cwd() / "memory"), shown(Path("/memory"))
     ('memory', '/memory')
     """
     try:
         return str(path.relative_to(Path.cwd()))
-    except (ValueError, OSError):  # elsewhere; or the working folder is gone
+    except (ValueError, OSError):  # elsewhere; or the working directory is gone
         return str(path)
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Which file has the name now, whatever else it is called; None: there is none."""
+    """Device and inode of a file; None if there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -35,11 +35,11 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 @contextmanager
 def replacing(path: Path, *, alone: bool = True) -> Iterator[Path]:
-    """A draft to write, a file or a folder, which becomes `path` when the block ends well.
+    """Yields a draft, a file or folder, which replaces `path` unless the block raises.
 
-    After an error or a crash `path` is as it was. One writer at a time: the draft always has the
-    same name, so that what a crash left of it goes with the next one. Unless it is `alone`: then
-    each writer has a draft of its own, `path` is that of the last one, and what a crash left stays.
+    After an error or a crash `path` is unchanged. With `alone`, there may be one writer at a time:
+    the draft has a fixed name, so that the next one removes what a crash left. Otherwise each
+    writer has its own draft, the last one to finish wins, and drafts left by a crash stay.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "note.txt"
@@ -59,22 +59,22 @@ def replacing(path: Path, *, alone: bool = True) -> Iterator[Path]:
 
 
 def move_into_place(draft: Path, path: Path) -> None:
-    """Rename a finished draft to `path`, in place of an older file or an empty folder there.
+    """Rename a finished draft to `path`, replacing an older file or an empty folder.
 
-    It is on the disk before it gets the name: a power cut leaves no good name on half a file.
+    The draft is synced first, so that a power cut leaves no partial file under the name.
     """
     if draft.is_dir():
         for inside in draft.rglob("*"):
             sync(inside)
         if path.is_dir():
-            path.rmdir()  # Windows renames onto no folder, not even an empty one
+            path.rmdir()  # Windows cannot rename onto a folder, even an empty one
     sync(draft)
     os.replace(draft, path)
     sync(path.parent)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, unless they are there: their names are on the disk."""
+    """Create a folder and its parents if missing, and sync their names."""
     new = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for each in reversed(new):
@@ -82,10 +82,10 @@ def make_folder(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Return when a file's bytes, or a folder's list of names, would survive a power cut."""
+    """fsync a file, or a folder's entries."""
     folder = path.is_dir()
     if folder and os.name == "nt":
-        return  # Windows syncs files alone
+        return  # Windows syncs files only
     handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
     try:
         os.fsync(handle)
@@ -94,7 +94,7 @@ def sync(path: Path) -> None:
 
 
 def sync_all(folder: Path) -> None:
-    """`sync` for everything in a folder, for the folder, and for its own name."""
+    """`sync` everything in a folder, the folder, and its parent."""
     for inside in folder.rglob("*"):
         sync(inside)
     sync(folder)

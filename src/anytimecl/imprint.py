@@ -1,13 +1,12 @@
-"""What the tuned model compares images with: the text of a label, and what its images look like.
+"""Weight imprinting: label vectors of the tuned model from text embeddings and image embeddings.
 
-With `e` the text's vector, `x` the `n` images of the label as the original model sees them, and
-`m0` the mean of images in general,
+With `e` the text embedding, `x` the original model's embeddings of the label's `n` images, and `m0`
+the mean of the prior,
 
     w(y) = e(y) + strength * sum of (x - m0) / (n + TEXT),   of unit length:
 
-weight imprinting, with the text for as many images as it is worth. Where labels are but codes,
-images are all that tells them apart. It follows from the sums that the Gaussian expert keeps, and
-so it goes back exactly when an example does.
+so that the text counts as `TEXT` images. Computed from the sums of the Gaussian expert: forgetting
+an example is exact.
 
 (Qi, Brown and Lowe, "Low-Shot Learning with Imprinted Weights", CVPR 2018.)
 """
@@ -24,32 +23,29 @@ from anytimecl.backbone.prior import Prior
 from anytimecl.experts.statistics import FIXED, Statistics
 from anytimecl.settings import LearnerConfig
 
-TEXT = 16.0  # images that a text stands for
+TEXT = 16.0  # images that a text embedding counts as
 
 
 class Imprint:
-    """What is added to the text embeddings of labels, from counts and sums of their images."""
+    """Shifts of the text embeddings, from counts and sums of image embeddings by label."""
 
     def __init__(self, strength: float, mean: Tensor) -> None:
         self._strength, self._mean = strength, mean.double()
 
     @classmethod
     def of_settings(cls, config: LearnerConfig, prior: Prior | None) -> Imprint | None:
-        """None where text embeddings stand alone.
-
-        So they do without a prior: only its mean tells what all images have in common.
-        """
+        """None if label vectors are the text embeddings alone, as they are without a prior mean."""
         if prior is None or not config.imprint or config.tune != "block":
             return None
         return cls(config.imprint, prior.mean)
 
     def of(self, known: Statistics, rows: Sequence[int]) -> Tensor:
-        """Of these labels: [row, dim]."""
+        """Shifts of these labels, [row, dim]."""
         at = list(rows)
         return self._from(known.counts[at], known.sums[at])
 
     def ahead(self, known: Statistics, rows: Sequence[int], images: Tensor) -> Tensor:
-        """[example, dim]: of the label of each, when it and those before it are learned."""
+        """Shift of each example's label once it and those before it are learned, [example, dim]."""
         labels, whole = torch.tensor(rows), (images.double() * FIXED).round().long()
         counts, sums = torch.zeros_like(labels), torch.zeros_like(whole)
         for row in set(rows):
@@ -59,10 +55,9 @@ class Imprint:
         return self._from(counts, sums)
 
     def left_out(self, known: Statistics, rows: Sequence[int], images: Tensor) -> Tensor:
-        """[example, dim]: of the label of each example that was learned, as if it had not been.
+        """Shift of each example's label with that example left out, [example, dim].
 
-        The mean of the others in its place, as the Gaussian expert leaves it out; all 0 where
-        there are no others.
+        The mean of the label's other examples replaces it, as in the Gaussian expert; 0 if none.
         """
         counts = known.counts[list(rows)].unsqueeze(1)
         rest = known.sums[list(rows)].double() / FIXED - images
@@ -79,11 +74,11 @@ class Imprint:
 def left_out_cosines(
     tuned: Tensor, texts: Tensor, shifts: Tensor, target: Tensor, left: Tensor
 ) -> Tensor:
-    """Of images [example, dim] with labels [label, dim], as if none of them had been learned.
+    """Leave-one-out cosines [example, label] of embeddings `tuned` with the label vectors.
 
-    Labels go with their `shifts` [label, dim], that of each example, `target` [example], with what
-    is `left` [example, dim] without it. One that is the only one of its label is told by texts
-    alone, or the others would be ahead.
+    Label vectors are `texts` plus `shifts`, [label, dim] each; for each example's own label
+    (`target`), plus `left` [example, dim], the shift without it. For the only example of a label,
+    text embeddings alone, since only the other labels would have a shift.
     """
     own = F.normalize(texts[target] + left, dim=-1)
     said = tuned @ F.normalize(texts + shifts, dim=-1).T

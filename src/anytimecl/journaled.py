@@ -1,9 +1,7 @@
-"""A trainer that lives through a journal: the same journal gives the same trainer, bit for bit.
+"""A trainer that replays the memory's journal: on one machine, to the same state bit for bit.
 
-Whether it is lived through or repeated after a crash, on one machine: another may round otherwise.
-It depends on nothing but the backbone, the settings and the journal. (Candidates that were never
-seen make an exception: their vectors may have been worked out beside others, which a text side
-rounds otherwise.)
+The state depends on the backbone, the settings and the journal alone. (One exception: embeddings of
+unseen candidates may have been computed in a batch, which rounds differently.)
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from anytimecl.trainer import OFFLINE_CHUNK, Learned, Trainer
 
 
 class JournaledTrainer(Trainer):
-    """Lessons, corrections and what was forgotten, in their order; or a checkpoint of the first."""
+    """Replays learning, corrections and forgetting in order, from the start or a checkpoint."""
 
     def replay(
         self,
@@ -31,10 +29,10 @@ class JournaledTrainer(Trainer):
         *,
         corrected: bool = False,
     ) -> int:
-        """Live through what the journal holds after `event`; returns how many entries.
+        """Replay the journal after `event`; returns the number of entries.
 
-        `taken` are images of examples that were forgotten just now. With `corrected`, every example
-        is taught as it is called now, as if its label had been right at once.
+        `taken` are image embeddings of examples that were just forgotten. With `corrected`, every
+        example is learned with its current label, as if it had been right from the start.
         """
         count, began = 0, self.event
         past = LabelHistory() if corrected else self.memory.history(self.event)
@@ -60,7 +58,7 @@ class JournaledTrainer(Trainer):
         return count
 
     def _agree(self) -> None:
-        """Where the journal has forgotten a correction, the memory still has its outcome."""
+        """Relabel examples whose correction is no longer in the journal, from the memory."""
         wrong: dict[str, list[int]] = {}
         for example, label in self.memory.ids():
             if self.label_of(example) not in ("", label):
@@ -69,7 +67,7 @@ class JournaledTrainer(Trainer):
             self._merge(examples, label)
 
     def checkpoint(self) -> Checkpoint:
-        """All of it, as of now."""
+        """A checkpoint of the current state."""
         with self.lock.reading():
             plain = self.model.plain() | {"sampler": self.sampler.state()}
             return Checkpoint(
@@ -83,9 +81,9 @@ class JournaledTrainer(Trainer):
     def restore(
         self, saved: Checkpoint, taken: Mapping[int, tuple[str, Tensor]] | None = None
     ) -> None:
-        """Continue from a checkpoint.
+        """Restore a checkpoint.
 
-        `taken` are labels and images of examples that were forgotten just now.
+        `taken` are labels and image embeddings of examples that were just forgotten.
         """
         if saved.fingerprint != self.backbone.spec.fingerprint:
             raise CheckpointError("The checkpoint belongs to another model than its memory.")
@@ -108,20 +106,20 @@ class JournaledTrainer(Trainer):
             self.recount()
 
     def _take_back(self, taken: Mapping[int, tuple[str, Tensor]]) -> None:
-        """What a checkpoint has of examples that were forgotten since."""
+        """Remove examples from a restored state that were forgotten since."""
         for example, (label, image) in taken.items():
             self.model.remove(example, label, image)
         self.model.let_go([example for example in self.model.kept if not self.label_of(example)])
         counted = zip(self.labels, self.model.gaussian.now.counts.tolist(), strict=True)
-        # Fewer are no fault: a record may be damaged. More are of an example that is gone.
+        # Fewer are no error: a record may be damaged. More include an example that was removed.
         self._miscounted = any(count > self.examples.count(label) for label, count in counted)
 
     @torch.no_grad()
     def correct(self, act: Act) -> Learned | None:
-        """Labels are not what they were; what was learned of the last example, if any was.
+        """Apply a correction; returns the result for the last example that was learned again.
 
-        An example that was relabelled is taught once more. Merged and renamed labels change what
-        experts and practice call their examples, and no weight.
+        A relabelled example is learned again with its new label. Merging and renaming change the
+        labels in experts and sampler, but take no step.
         """
         learned = None
         known = self.examples.known(act.examples)
@@ -139,16 +137,16 @@ class JournaledTrainer(Trainer):
         return learned
 
     def forget(self, examples: Sequence[int], images: Mapping[int, Tensor] | None = None) -> None:
-        """Examples are gone; a label that has none left was never seen.
+        """Remove examples; a label without examples becomes unseen.
 
-        `images` are those of them that could still be read. Without its image an example leaves
-        the statistics only when all are counted again (`recount`), which `replay` does at its end.
+        `images` are the image embeddings of those that could still be read. Without it, an example
+        stays in the statistics until `recount`, which `replay` calls at its end.
         """
         if not examples:
             return
         with self.lock.writing():
             self.learner.let_go(examples)
-            for example in self.examples.known(examples):  # not those gone before
+            for example in self.examples.known(examples):  # not those removed before
                 label, image = self.label_of(example), (images or {}).get(example)
                 self._miscounted |= image is None
                 self.model.remove(example, label, image)
@@ -161,7 +159,7 @@ class JournaledTrainer(Trainer):
             for each in self.memory.stored(copies):
                 learned = self.teach(each.id, label, each.record, each.candidates, number)
         except BaseException:
-            # Of several copies of an image, some have the label and others not.
+            # Only some of the copies of an image were relabelled.
             self.lock.torn = self.lock.torn or learned is not None
             raise
         return learned
@@ -183,7 +181,7 @@ class JournaledTrainer(Trainer):
                 self.move(example, label, image_of.get(example))
 
     def recount(self, progress: Progress | None = None) -> None:
-        """The experts' statistics from the stored examples: exact, whatever came and went."""
+        """Recompute the experts' statistics from the stored examples."""
         found, images = self.images(self.examples.ids(), progress)
         with self.lock.writing():
             self.model.count(found, [self.label_of(example) for example in found], images)
@@ -192,7 +190,7 @@ class JournaledTrainer(Trainer):
     def images(
         self, examples: Sequence[int], progress: Progress | None = None
     ) -> tuple[list[int], Tensor]:
-        """Of these, every one that can be read, as the original model sees it: [example, dim]."""
+        """Ids of the readable ones, and the original model's embeddings of them [example, dim]."""
         found, images = [], [torch.empty(0, self.backbone.spec.dim)]
         for start in range(0, len(examples), OFFLINE_CHUNK):
             for each in self.memory.stored(examples[start : start + OFFLINE_CHUNK]):
@@ -205,5 +203,5 @@ class JournaledTrainer(Trainer):
     def _repeat(self, example: int, past: LabelHistory) -> None:
         for each in self.memory.stored([example]):  # none, if it was forgotten since
             label = past.label_at(example, example, self.memory.label(example))
-            if label is not None:  # it was not taken back
+            if label is not None:  # None: it was undone
                 self.teach(example, label, each.record, each.candidates)

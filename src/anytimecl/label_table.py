@@ -1,4 +1,4 @@
-"""The labels that were taught: a row each, in order of first appearance."""
+"""The seen labels: a row each, in order of first appearance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Subset(NamedTuple):
-    """The candidate labels of a batch, as `step.Batch` has them."""
+    """The candidate labels of a batch, for `step.Batch`."""
 
     target: Tensor  # [example], index into `vectors`
     vectors: Tensor  # [label, dim]
@@ -19,7 +19,7 @@ class Subset(NamedTuple):
 
 
 class LabelTable:
-    """Labels, their rows and their embeddings, kept in step.
+    """Labels, their rows and their embeddings.
 
     >>> table = LabelTable(torch.empty(0, 2))
     >>> for label, vector in zip(["cat", "dog"], torch.eye(2)):
@@ -31,17 +31,17 @@ class LabelTable:
     def __init__(self, empty: Tensor) -> None:
         self.labels: list[str] = []
         self.rows: dict[str, int] = {}
-        self._vectors = empty  # [row, dim], with rows to spare
+        self._vectors = empty  # [row, dim], with spare capacity
 
     @property
     def vectors(self) -> Tensor:
-        """[row, dim]."""
+        """Embeddings of the labels, [row, dim]."""
         return self._vectors[: len(self.labels)]
 
     def enter(self, label: str, vector: Tensor) -> int:
-        """A label is seen for the first time; its row."""
+        """Add a label; returns its row."""
         row = len(self.labels)
-        if row == len(self._vectors):  # double the room, so that a new label costs O(1)
+        if row == len(self._vectors):  # double the capacity: O(1) for each label, amortised
             room = self._vectors.new_empty(max(16, row), len(vector))
             self._vectors = torch.cat([self._vectors, room])
         self._vectors[row] = vector
@@ -50,7 +50,7 @@ class LabelTable:
         return row
 
     def retire(self, label: str) -> int:
-        """A label was never seen; the row that it had, which those behind it close."""
+        """Remove a label; returns its row. Later rows move up."""
         row = self.rows.pop(label)
         del self.labels[row]
         for later in self.labels[row:]:
@@ -59,7 +59,7 @@ class LabelTable:
         return row
 
     def rename(self, label: str, to: str, vector: Tensor) -> None:
-        """A label is called otherwise."""
+        """Rename a label."""
         row = self.rows.pop(label)
         self.labels[row], self.rows[to], self._vectors[row] = to, row, vector
 
@@ -69,9 +69,9 @@ class LabelTable:
         sets: Sequence[Sequence[str] | None],
         embed: Callable[[list[str]], Tensor],
     ) -> Subset:
-        """Candidate labels of examples with the labels `names`, for each those stored with it.
+        """Candidate labels of examples with labels `names` and candidate sets `sets`.
 
-        Without a set, from every label seen; of candidates never seen, `embed` gives the vectors.
+        Without a set, every seen label is a candidate; `embed` gives the vectors of unseen ones.
         """
         vectors, known = self.vectors, len(self.labels)
         rows = torch.arange(known, device=vectors.device)

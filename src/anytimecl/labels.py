@@ -1,4 +1,4 @@
-"""Label text: one spelling for one label, and a clear answer for text that cannot be one."""
+"""Normalisation and validation of label texts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from anytimecl.errors import LabelError
 
 NONE_OF_THESE = "none of these"
 
-LONGEST = 200  # characters; text encoders read 64 or 77 tokens, so more would be cut in silence
-_SHOWN = 60  # characters of an offender that an error repeats
+LONGEST = 200  # characters; text encoders silently truncate at 64 or 77 tokens
+_SHOWN = 60  # characters of an invalid value that an error repeats
 
 
 def clean_label(text: str, position: int | None = None) -> str:
-    """The one spelling of a label: NFC, trimmed, each run of white space one blank.
+    """Normalise a label: NFC, trimmed, each run of white space one space.
 
-    `position` is where the label stood in its list, for the error to name.
+    `position` is its index in a list, for the error message.
 
     >>> clean_label("  tabby \\t cat ")
     'tabby cat'
@@ -43,7 +43,7 @@ def clean_label(text: str, position: int | None = None) -> str:
 
 
 def clean_labels(labels: Iterable[str], limit: int = 1_000_000) -> list[str]:
-    """Clean labels in the order given, each once.
+    """Normalise labels and drop duplicates, keeping the order.
 
     >>> clean_labels(["dog", " cat", "dog "])
     ['dog', 'cat']
@@ -59,7 +59,7 @@ def clean_labels(labels: Iterable[str], limit: int = 1_000_000) -> list[str]:
         raise LabelError(
             f"Labels come as a list of texts, not as {type(labels).__name__}: {_show(labels)}."
         ) from None
-    cleaned: dict[str, None] = {}  # a set that keeps the order
+    cleaned: dict[str, None] = {}  # an ordered set
     for position, text in enumerate(texts):
         cleaned[clean_label(text, position)] = None
         if len(cleaned) > limit:
@@ -81,7 +81,7 @@ def _show(value: object) -> str:
 
 
 def askable(labels: Iterable[str]) -> list[str]:
-    """`clean_labels`, if an image can be asked about them."""
+    """`clean_labels` for candidate labels: refuses the reserved "none of these"."""
     cleaned = clean_labels(labels)
     for label in cleaned:
         if label.casefold() == NONE_OF_THESE:
@@ -93,7 +93,7 @@ def askable(labels: Iterable[str]) -> list[str]:
 
 
 def teachable(label: str) -> str:
-    """The label, if it can be taught."""
+    """`clean_label` for a label to learn: refuses the reserved "none of these"."""
     cleaned = clean_label(label)
     if cleaned.casefold() == NONE_OF_THESE:
         raise LabelError(

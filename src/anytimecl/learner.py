@@ -1,8 +1,8 @@
-"""The tuned model: a copy of the tail that takes one step for every new example.
+"""The tuned model: a copy of the tail that takes one AdamW step for each new example.
 
-Only the blocks and the "other" bias train; final norm, projection and label embeddings stay as
-they are, so that the features stay in the space of the text. This is the step by autograd, as the
-paper says it; `fast/` has the same step written out.
+Only the blocks and the "other" logit are trained; final norm, projection and label embeddings are
+frozen, so that image embeddings stay in the text space. This is the reference step, by autograd;
+`fast/` has the same step with a hand-written backward pass.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from anytimecl.settings import LearnerConfig
 from anytimecl.step import Batch, DeviceSteps, Steps, Update
 from anytimecl.tail import TailInput, images_of
 
-FEW = 3  # examples of a label, with which half of the eagerness is gone
+FEW = 3  # learned examples of a label at which `eager` has half its effect
 
 
 class Learner:
-    """Owns the tuned weights and their optimiser; knows nothing of label texts or storage."""
+    """The tuned weights and their optimiser; knows nothing of label texts or storage."""
 
     def __init__(self, spec: Spec, tail: Mapping[str, Tensor], config: LearnerConfig) -> None:
         self.spec = spec
@@ -44,32 +44,32 @@ class Learner:
             else tuple(name for name in self.params if spec.tail.trains(name))
         )
         some = next(iter(self.params.values()))
-        self.other = some.new_zeros(())  # the logit of "other", in units of a cosine
-        # [label, dim], of a trainable classifier, or what images of each label look like.
+        self.other = some.new_zeros(())  # the logit of "other", divided by the logit scale
+        # [label, dim]: added to the text embeddings; a trainable classifier, or imprinted images.
         self.shifts = some.new_zeros(0, spec.dim)
         self.optimiser = self.fresh_optimiser()
 
     @property
     def alike(self) -> bool:
-        """Whether steps are the same to the bit with one of torch's threads as with all of them."""
+        """Whether steps are bit-identical with one torch thread and with all."""
         return torch.get_num_threads() == 1
 
     def trainable(self) -> dict[str, Tensor]:
-        """What learning changes, by name."""
+        """Trainable tensors by name."""
         names = {name: self.params[name] for name in self._blocks}
         shifts = {} if self.config.tune == "block" else {"classifier": self.shifts}
         return names | {"other": self.other} | shifts
 
     def fresh_optimiser(self) -> AdamW:
-        """AdamW over what learning changes, with nothing gathered yet."""
+        """AdamW over the trainable tensors, with zero moments."""
         return AdamW(self.trainable(), self.config.weight_decay)
 
     def original_images(self, tokens: Tensor | TailInput) -> Tensor:
-        """Unit vectors [example, dim], from the weights as they always were."""
+        """Unit image embeddings [example, dim] of the original model."""
         return images_of(self.original, self.spec.tail, tokens)
 
     def tuned_images(self, tokens: Tensor | TailInput) -> Tensor:
-        """Unit vectors [example, dim], from the weights as they are now."""
+        """Unit image embeddings [example, dim] of the tuned model."""
         return images_of(self.params, self.spec.tail, tokens)
 
     def both_images(self, tokens: Tensor | TailInput) -> tuple[Tensor, Tensor]:
@@ -78,15 +78,15 @@ class Learner:
         return images_of(self.original, tail, tokens), images_of(self.params, tail, tokens)
 
     def original_logits(self, tokens: Tensor | TailInput, vectors: Tensor) -> Tensor:
-        """[example, label], from the weights as they always were."""
+        """Logits [example, label] of the original model."""
         return self.named_by_original(self.original_images(tokens), vectors)
 
     def tuned_logits(self, tokens: Tensor | TailInput, vectors: Tensor, rows: Tensor) -> Tensor:
-        """[example, label], from the weights as they are now."""
+        """Logits [example, label] of the tuned model."""
         return self.named_by_tuned(self.tuned_images(tokens), vectors, rows)
 
     def moved(self, vectors: Tensor, shifts: Tensor, rows: Tensor) -> Tensor:
-        """Label embeddings [label, dim], moved to where these images or learning have them."""
+        """Label vectors [label, dim]: text embeddings plus `shifts`, normalised."""
         return F.normalize(shifted(vectors, shifts, rows), dim=-1) if len(shifts) else vectors
 
     def named(self, images: Tensor, vectors: Tensor) -> Tensor:
@@ -94,34 +94,34 @@ class Learner:
         return self.spec.logit_scale * images @ vectors.T
 
     def named_by_original(self, images: Tensor, vectors: Tensor) -> Tensor:
-        """The same of the original model; all alike where labels are but codes to it."""
+        """The same for the original model; all 0 for an image-only model."""
         found = self.named(images, vectors)
         return found if self.spec.names else torch.zeros_like(found)
 
     def named_by_tuned(self, images: Tensor, vectors: Tensor, rows: Tensor) -> Tensor:
-        """The same of the tuned model."""
+        """The same for the tuned model, with its label vectors."""
         return self.named(images, self.moved(vectors, self.shifts, rows))
 
     @property
     def other_logit(self) -> Tensor:
-        """The logit of "none of these"."""
+        """The logit of "other", []."""
         return self.spec.logit_scale * self.other
 
     def begin(self, logit: float) -> None:
-        """Place "other" a little below the logit that the very first example gives its label.
+        """Initialise "other" five logits below the first example's logit for its own label.
 
-        Where cosines lie differs from model to model; five logits below, "other" takes under one
-        per cent from a right answer, and its mass means something from the start.
+        The range of cosines differs between models. Five logits below, "other" takes less than 1 %
+        of the probability of a correct prediction, whatever the model.
         """
         self.other.fill_((logit - 5) / self.spec.logit_scale)
 
     def look_ahead(self, batch: Batch) -> Update:
-        """Forward and backward; nothing changes, so predictions may go on meanwhile."""
+        """Forward and backward pass; changes nothing, so predictions may run at the same time."""
         leaves = {name: p.detach().requires_grad_() for name, p in self.trainable().items()}
         with torch.enable_grad():
             loss, logits, images = self._loss(leaves, batch)
             found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        # A key bias cannot change a softmax over keys: what it has for a gradient is rounding.
+        # The key bias cannot change a softmax over keys: its gradient is rounding noise.
         gradients = {
             name: gradient
             for name, gradient in zip(leaves, found, strict=True)
@@ -130,7 +130,7 @@ class Learner:
         return Update(logits.detach(), images.detach(), gradients)
 
     def _loss(self, leaves: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Eq. 3 [] under trainable values, with logits [example, label], images [example, dim]."""
+        """Loss (Eq. 3) [], logits [example, label] and image embeddings [example, dim]."""
         vectors = self.moved(batch.vectors, leaves.get("classifier", self.shifts), batch.rows)
         images = images_of({**self.params, **leaves}, self.spec.tail, batch.tokens)
         logits = self.named(images, vectors)
@@ -143,19 +143,20 @@ class Learner:
         return loss, logits, images
 
     def rate(self, learned: int) -> float:
-        """Of the step that learns a surprise: an example that the tuned model had wrong.
+        """Learning rate for an example that the tuned model predicted wrongly.
 
-        After so many of its label, `learned`. With one step for each example, the first few would
-        hardly show at the rate that suits the many; those that were right are learned at that.
+        It falls to `lr` with the number of learned examples of the label. Examples that were
+        predicted correctly are learned at `lr`.
         """
         return self.config.lr * (1 + self.config.eager / (1 + (learned / FEW) ** 2))
 
     def apply(
         self, update: Update, rate: float | Tensor | None = None, count: Tensor | None = None
     ) -> None:
-        """The online step, at the plain rate unless told otherwise; its number is counted here.
+        """Apply an update, at `lr` unless a rate is given, and count the step.
 
-        Where nothing goes through the host, rate [] and `count` [] live on the device.
+        With tensors `rate` [] and `count` [] on the device, nothing goes through the host and the
+        caller counts.
         """
         if isinstance(rate, Tensor) and count is not None:
             self.update(update.gradients, rate, count)
@@ -165,11 +166,11 @@ class Learner:
         self.update(update.gradients, *self.other.new_tensor([lr, self.optimiser.steps]))
 
     def update(self, gradients: Mapping[str, Gradient], lr: Tensor, count: Tensor) -> None:
-        """The change alone."""
+        """Apply gradients as step number `count` [], at learning rate `lr` []."""
         self.optimiser.update(self.trainable(), gradients, lr, count)
 
     def take(self, steps: Steps) -> None:
-        """The method, once, as a trainer and a stream both take it: score first, then learn."""
+        """One online step, of a trainer or of a stream: score the new example, then learn it."""
         batch = steps.batch()
         update = self.look_ahead(batch)
         steps.score(update.logits, batch.target, update.images)
@@ -177,16 +178,16 @@ class Learner:
             self.apply(update, steps.rate, steps.count)
 
     def stepper(self, steps: DeviceSteps) -> Callable[[], None]:
-        """`take`, over and over, for a stream that is known beforehand."""
+        """A function that takes the next step of a stream."""
         return partial(self.take, steps)
 
     def apply_offline(
         self, gradients: Mapping[str, Gradient], optimiser: AdamW, progress: float, size: int
     ) -> None:
-        """A step of consolidation, `progress` (0 to 1) of the way down the cosine.
+        """A step of consolidation, at `progress` (0 to 1) of the cosine schedule.
 
-        The caller brings a fresh optimiser for each run: moments gathered one example at a time
-        say little about batches of thousands.
+        The caller passes a fresh optimiser for each run: moments of online steps do not suit
+        batches of thousands.
         """
         least = self.config.offline_least_lr
         lr = max(self.config.offline_lr * size / self.config.offline_batch, least)
@@ -196,27 +197,27 @@ class Learner:
     def decode(
         self, codec: Codec, examples: Sequence[int], records: Sequence[bytes]
     ) -> Tensor | TailInput:
-        """Records to what the tail reads; `examples` say whose they are."""
+        """Decode records to input of the tail; `examples` are their ids."""
         return codec.decode(records, self.other.device)
 
     def let_go(self, examples: Sequence[int]) -> None:
-        """Nothing of what these looked like may stay."""
+        """Drop every cached copy of these examples."""
 
     def make_room(self, labels: int) -> None:
-        """Rows in the trainable classifier, if there is one, for labels never seen before."""
+        """Add rows to the trainable classifier, if there is one, for new labels."""
         missing = labels - len(self.shifts)
         if self.config.tune != "block" and missing > 0:
             self._change_rows(lambda tensor: F.pad(tensor, (0, 0, 0, missing)))
 
     def imprint(self, rows: Sequence[int], shifts: Tensor) -> None:
-        """Labels [row] are compared with images by these [row, dim] beside their texts."""
+        """Set the shifts [row, dim] of these labels."""
         missing = max(rows, default=-1) + 1 - len(self.shifts)
         if missing > 0:  # twice as many, so that a new label costs O(1)
             self.shifts = F.pad(self.shifts, (0, 0, 0, max(16, missing, len(self.shifts))))
         self.shifts[list(rows)] = shifts.to(self.shifts)
 
     def drop_row(self, row: int) -> None:
-        """A label is forgotten; those behind it move up."""
+        """Remove a label's row; later rows move up."""
         if self.config.tune != "block":
             self._change_rows(lambda tensor: _without(tensor, row))
         else:
@@ -228,14 +229,14 @@ class Learner:
         self.optimiser.moments["classifier"] = (change(first), change(second))
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that learning changed; `restore` takes it back."""
+        """Trained weights, moments and step count, for `restore`."""
         state = {f"weights.{name}": p for name, p in self.trainable().items()}
         for name, (first, second) in self.optimiser.moments.items():
             state[f"first.{name}"], state[f"second.{name}"] = first, second
         return state | {"steps": torch.tensor(self.optimiser.steps)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Continue exactly where `state` was taken."""
+        """Restore a `state` exactly."""
         if "weights.classifier" in state:
             self.make_room(len(state["weights.classifier"]))
         current = self.state()
@@ -253,6 +254,6 @@ def _without(tensor: Tensor, row: int) -> Tensor:
 
 
 def shifted(vectors: Tensor, shifts: Tensor, rows: Tensor) -> Tensor:
-    """Label embeddings [label, dim], each with the row that there is for it, if there is one."""
+    """Label vectors [label, dim] plus the row of `shifts` for each, if there is one."""
     known = ((rows >= 0) & (rows < len(shifts))).unsqueeze(1)
     return vectors + torch.where(known, shifts[rows.clamp(0, len(shifts) - 1)], 0.0)

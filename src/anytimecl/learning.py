@@ -1,4 +1,4 @@
-"""The part of a classifier that learns: one example at a time, in the order of arrival."""
+"""The part of a classifier that learns: one example at a time, in order of arrival."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anytimecl.trainer import Learned
 
 
 class Learning(Recording):
-    """From an image and its label to what was learned of it, durable when it returns."""
+    """Learning of labelled images; each is durable when its call returns."""
 
     def learn_one(
         self,
@@ -32,33 +32,29 @@ class Learning(Recording):
     ) -> Learned:
         """Learn one labelled image; it is durable when this returns.
 
-        `candidates` are the labels it is told apart from; without them, every label seen. A `key`
-        makes a retry harmless: the same key teaches once. `source` is what the image is called
-        where it comes from; of a path, unless given, the path.
-
-        One image has one label. Teaching an image that is in memory (the same content, whatever its
-        name) under another label replaces the label, and `Learned.replaced` says which it was;
-        under the same label it changes nothing.
+        One image has one label. If the image is in memory already (the same content, whatever its
+        name), another label replaces the old one, which is returned as `Learned.replaced`; the same
+        label changes nothing.
 
         Parameters
         ----------
         image
             A path, bytes, an open file, a Pillow image or an array.
         label
-            What it shows.
+            Its label.
         candidates
-            Labels that the example is told apart from, its own included; without them, every label
-            seen.
+            Candidate labels of the example, its own included: the classes of its loss. By default
+            every label seen so far.
         key
-            The same key teaches once, so that a retry is harmless. With another image or label it
-            is an error.
+            Idempotency key: repeating a call with its key learns nothing more. An error with
+            another image or label.
         source
-            What the image is called where it comes from; of a path, unless given, the path.
+            Name of the image where it comes from; by default its path, if it has one.
 
         Returns
         -------
         Learned
-            Its number, and who had been right about it before.
+            Its number, and which models had predicted it rightly before.
 
         Raises
         ------
@@ -67,7 +63,7 @@ class Learning(Recording):
         LabelError
             The label cannot be used.
         KeyUsedError
-            The key has taught another image, or another label.
+            The key was used with another image or label.
         StoreError
             The memory is read-only, closed or damaged, or the disk is full.
         """
@@ -84,38 +80,36 @@ class Learning(Recording):
         source: str | None = None,
         thumbnail: bytes | None = None,
     ) -> Learned:
-        """`learn_one` for the tokens [token, width] of an image that `encode` has seen already.
-
-        A `thumbnail` (see `thumbnails.thumbnail_of`) is kept where the memory keeps them.
+        """`learn_one` for the tokens [token, width] of an image, from `encode`.
 
         Parameters
         ----------
         tokens
             [token, width], of one image.
         label
-            What it shows.
+            Its label.
         candidates
-            Labels that the example is told apart from, its own included; without them, every label
-            seen.
+            Candidate labels of the example, its own included: the classes of its loss. By default
+            every label seen so far.
         key
-            The same key teaches once, so that a retry is harmless. With another image or label it
-            is an error.
+            Idempotency key: repeating a call with its key learns nothing more. An error with
+            another image or label.
         source
-            What the image is called where it comes from.
+            Name of the image where it comes from.
         thumbnail
-            A small picture, kept where the memory keeps them.
+            From `thumbnails.thumbnail_of`; stored if the memory stores thumbnails.
 
         Returns
         -------
         Learned
-            Its number, and who had been right about it before.
+            Its number, and which models had predicted it rightly before.
 
         Raises
         ------
         LabelError
             The label cannot be used.
         KeyUsedError
-            The key has taught another image, or another label.
+            The key was used with another image or label.
         StoreError
             The memory is read-only, closed or damaged, or the disk is full.
         """
@@ -134,35 +128,32 @@ class Learning(Recording):
     ) -> Learned:
         """`learn_one` for an image that was encoded and compressed elsewhere.
 
-        `record` is what this memory's codec made of it, and `fingerprint` that of the model it was
-        encoded with (`backbone.spec.fingerprint`): a record does not say that itself.
-
         Parameters
         ----------
         record
-            What this memory's codec made of the image.
+            The output of this memory's codec.
         label
-            What it shows.
+            Its label.
         fingerprint
-            Of the model that the record was made with: `backbone.spec.fingerprint`.
+            `backbone.spec.fingerprint` of the model it was encoded with; the record lacks it.
         candidates
-            Labels that the example is told apart from, its own included; without them, every label
-            seen.
+            Candidate labels of the example, its own included: the classes of its loss. By default
+            every label seen so far.
         key
-            The same key teaches once, so that a retry is harmless. With another image or label it
-            is an error.
+            Idempotency key: repeating a call with its key learns nothing more. An error with
+            another image or label.
 
         Returns
         -------
         Learned
-            Its number, and who had been right about it before.
+            Its number, and which models had predicted it rightly before.
 
         Raises
         ------
         LabelError
             The label cannot be used.
         KeyUsedError
-            The key has taught another image, or another label.
+            The key was used with another image or label.
         StoreError
             The record is damaged, or of another model or codec; or the memory cannot be written.
         """
@@ -178,16 +169,16 @@ class Learning(Recording):
     ) -> int:
         """`learn_one` for each (image, label) or (image, label, key); returns how many.
 
-        The next images are encoded while this one is learned. With `report`, every result goes to
-        it, and an image or label that cannot be used is reported and left out; without it, the
-        first such one raises, and all before it are kept.
+        The next images are encoded while one is learned. With `report`, an image or label that
+        cannot be used is reported and skipped; without it, the first one raises, and the examples
+        before it stay learned.
 
         Parameters
         ----------
         examples
             Tuples (image, label) or (image, label, key).
         report
-            Called with what became of each.
+            Called with the result or the error of each.
 
         Returns
         -------
@@ -201,7 +192,7 @@ class Learning(Recording):
         LabelError
             The label cannot be used.
         KeyUsedError
-            A key has taught another image, or another label.
+            A key was used with another image or label.
         StoreError
             The memory is read-only, closed or damaged, or the disk is full.
         TypeError
@@ -216,7 +207,7 @@ class Learning(Recording):
             image, label, *rest = example
             label, key = teachable(label), rest[0] if rest else None
             if key is not None and isinstance(image, str | os.PathLike):
-                known = self.memory.has_key(key)  # a file that is known by its name is not read
+                known = self.memory.has_key(key)  # a known file is not read again
                 if known and self.memory.told_of(known) == (label, os.fspath(image)):
                     return lambda: Learned(known, right=True, tuned=True, original=True)
             record = self._record(image)
@@ -237,7 +228,7 @@ class Learning(Recording):
         return count
 
     def _known(self, key: str, label: str, record: Record) -> Learned | None:
-        """What to say of a key that taught before; an error if that was something else."""
+        """The result for a key that was used before, None for a new one; raises KeyUsedError."""
         known = self.memory.taught_by(key)
         if known is None:
             return None
@@ -271,7 +262,7 @@ class Learning(Recording):
             return learned
 
     def _make_room(self, newcomer: int) -> None:
-        """Whatever was evicted for a newcomer leaves the model."""
+        """Remove examples from the model that were evicted for a new one."""
         gone, image = self.memory.evicted.items(), self._trainer.image
         leaving = {evicted: image(data) for evicted, data in gone}
         events = self.memory.events(newcomer)
@@ -280,7 +271,7 @@ class Learning(Recording):
     def _learn_again(
         self, copies: Sequence[tuple[int, str]], label: str, key: str | None, source: str | None
     ) -> Learned:
-        """An image that is in memory is taught: another label replaces that which it had."""
+        """Learn an image that is in memory: another label replaces the old one."""
         newest, _before = copies[-1]
         wrong = [example for example, was in copies if was != label]
         if not wrong:
@@ -292,7 +283,7 @@ class Learning(Recording):
         return told._replace(right=False, replaced=was)
 
     def _note_key(self, key: str | None, example: int, label: str) -> None:
-        """It taught nothing new, and must not when it comes again, whatever has come since."""
+        """Store the key of a call that learned nothing new, so that its retry does not either."""
         if key is None or isinstance(key, FileKey):
             return
         with self.memory.writing():

@@ -1,4 +1,4 @@
-"""All labels of a memory, for other programs: a CSV file, JSON Lines, or folders of images."""
+"""Export of a memory's labels as CSV, JSON Lines or folders of images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONGEST = 100  # characters of a folder's name
 
 
 class Exported(NamedTuple):
-    """How many examples were written, and how many there is no image of (folders alone)."""
+    """Number of exported examples, and of those without an image (folders only)."""
 
     examples: int
     without_image: int = 0
@@ -44,11 +44,11 @@ def export_labels(
     Parameters
     ----------
     path
-        A file, which is replaced whole, or a new folder, which appears whole.
+        A file or a new folder, written atomically.
     format
-        "csv" and "jsonl" have a line an example: id, label, source, time (UTC). "folders" has an
-        image an example, `<label>/<id>-<name>`: the file it came from where that is still there,
-        else the image that the memory keeps, else its thumbnail.
+        "csv" and "jsonl" have a line for each example: id, label, source, time (UTC). "folders" has
+        an image for each, `<label>/<id>-<name>`: the source file if it still exists, else the image
+        in the memory, else the thumbnail.
     """
     write = {"csv": _csv, "jsonl": _json_lines, "folders": _folders}.get(format)
     if write is None:
@@ -101,7 +101,7 @@ def _folders(clf: AnytimeClassifier, to: Path, progress: Progress | None) -> Exp
 
 
 def _put(folder: Path, example: int, row: Row, *, kept: bool) -> bool:
-    """Whether there was an image to put there."""
+    """Write the example's image; returns False if there is none."""
     source = None if row.source is None else Path(row.source)
     name = "image" if source is None else source.name
     file = None if source is None else _image_in(source)
@@ -117,7 +117,7 @@ def _put(folder: Path, example: int, row: Row, *, kept: bool) -> bool:
 
 
 def _image_in(source: Path) -> bytes | None:
-    """Who teaches from afar says what a source is called, and may name any file of this machine."""
+    """The file if it is an image: a remote client chose `source`, and may name any local file."""
     try:
         file = source.read_bytes()
         image_cost(file)
@@ -127,7 +127,7 @@ def _image_in(source: Path) -> bytes | None:
 
 
 def folder_name(label: str) -> str:
-    """A label as the name of a folder, on any system.
+    """A label as a folder name that is valid on any system.
 
     >>> folder_name("cat/dog: which?"), folder_name("..")
     ('cat_dog_ which_', '_')

@@ -1,4 +1,4 @@
-"""A lock for many readers and one writer, in which nobody waits for more than one turn."""
+"""A readers-writer lock in which readers and writers take turns."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 
 class TurnLock:
-    """Readers share, a writer is alone, and the two kinds take turns.
+    """Readers share, a writer is exclusive, and neither starves the other.
 
-    A reader who comes while a writer works or waits lets that one writer go first; when it is
-    done, every reader who waited enters before the next writer. So a prediction waits for at most
-    one update, and a stream of predictions cannot keep an update waiting.
+    A reader that arrives while a writer is active or waiting lets one writer go first; then every
+    waiting reader enters before the next writer. So a prediction waits for at most one update,
+    and a stream of predictions cannot hold up an update.
 
     >>> lock = TurnLock()
     >>> with lock.reading(), lock.reading():
@@ -25,27 +25,27 @@ class TurnLock:
         self._changed = threading.Condition()
         self._reading = 0
         self._writing = False
-        self._writers = 0  # waiting or working
-        self._owed = 0  # readers let in by the last writer who have not entered yet
-        self._waiting = 0  # readers who wait for the current writer
+        self._writers = 0  # active or waiting
+        self._owed = 0  # readers admitted by the last writer that have not entered yet
+        self._waiting = 0  # readers waiting for the current writer
         self._turn = 0  # writers that have finished
-        self.torn = False  # whether a change was interrupted halfway; who mends it says so
+        self.torn = False  # whether an update was interrupted; reset by whoever repairs it
 
     @property
     def turn(self) -> int:
-        """How many writers have finished."""
+        """Number of writers that have finished."""
         return self._turn
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Hold while reading; others may read too."""
+        """Shared access."""
         with self._changed:
             if self._writers:
                 turn = self._turn
                 self._waiting += 1
                 try:
                     self._changed.wait_for(lambda: self._turn != turn)
-                finally:  # an interrupt may end the wait, and nobody may wait for it then
+                finally:  # if an interrupt ends the wait, no writer may wait for this reader
                     if self._turn == turn:
                         self._waiting -= 1
                     else:
@@ -61,7 +61,7 @@ class TurnLock:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold while changing things; nobody else is inside."""
+        """Exclusive access."""
         with self._changed:
             self._writers += 1
             try:
@@ -84,7 +84,7 @@ class TurnLock:
                 self._next_turn()
 
     def _next_turn(self) -> None:
-        """Let in the readers who waited for a writer."""
+        """Admit the readers that waited for a writer."""
         self._turn += 1
         self._owed, self._waiting = self._owed + self._waiting, 0
         self._changed.notify_all()

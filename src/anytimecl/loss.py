@@ -1,4 +1,4 @@
-"""The training loss: be right among the candidates, and pick "other" when the answer is absent."""
+"""The training loss (Eq. 3): the true label among the candidates, and "other" without it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 def anytime_loss(
     logits: Tensor,  # [batch, label]; -inf where a label is not a candidate of that example
-    other: Tensor,  # [], the learnable logit of "none of these"
+    other: Tensor,  # [], the learnable logit of "other"
     target: Tensor,  # [batch], index of the true label
     beta: float = 0.1,
-    weight: Tensor | None = None,  # [batch], sum 1; None: all alike
+    weight: Tensor | None = None,  # [batch], sums to 1; None: equal
 ) -> Tensor:
     """`CE(x, y, Y u other) + beta * CE(x, other, (Y u other) \\ y)`, averaged over the batch.
 

@@ -1,4 +1,4 @@
-"""The prior of a model, from any images with labels."""
+"""Measures the prior of a model on labelled images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anytimecl.backbone.prior import FEWEST, VIEWS, Prior, measure
 from anytimecl.errors import ModelError
 from anytimecl.tail import images_of
 
-VIEWED = 1000  # images at most that are cropped, mirrored and compressed as well
+VIEWED = 1000  # images at most that are also cropped, mirrored and recompressed
 
 
 @torch.no_grad()
@@ -23,7 +23,7 @@ def measure_prior(
     labels: Sequence[str],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Prior:
-    """What images of these labels look like to a model; each image is read when its turn comes."""
+    """Mean and covariances of a model's image embeddings; images are loaded one at a time."""
     counts = Counter(labels)
     kept = [i for i, label in enumerate(labels) if counts[label] >= FEWEST]
     if len({labels[i] for i in kept}) < FEWEST:

@@ -1,6 +1,6 @@
-"""All that answers: the original and the tuned model, the experts, and the pool of them.
+"""The model: the original and the tuned model, the other experts, and the state of the pool.
 
-A model knows labels and image vectors; it knows nothing of images, storage or locks.
+It works on labels and image embeddings; it knows nothing of image files, storage or locks.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from anytimecl.settings import Settings
 from anytimecl.tail import Params, TailInput
 from anytimecl.threads import one_thread
 
-VECTORS = "vectors"  # of the labels, in a checkpoint
+VECTORS = "vectors"  # label embeddings, in a checkpoint
 POOLED = ("tuned", "original", "gaussian")
 
 
 class Evidence(NamedTuple):
-    """An example as it was seen just before it was learned: evidence for the pool."""
+    """An example's image embeddings just before it was learned: evidence for the pool weights."""
 
     example: int
     label: str
-    tuned: Tensor  # [dim], unit vector of the tuned model
-    original: Tensor  # [dim], and of the original one
+    tuned: Tensor  # [dim], unit, of the tuned model
+    original: Tensor  # [dim], unit, of the original model
 
 
 class Model:
-    """Learner, estimates, experts, pool, and the labels they are about.
+    """Learner, running accuracies, experts and pool weights, over the same labels.
 
-    Labels have a row each, in order of first appearance; all parts are kept in step here.
+    Labels have a row each, in order of first appearance; updates here reach every part.
     """
 
     def __init__(
@@ -66,22 +66,22 @@ class Model:
         self.familiar: Familiar | None = None
         self.evidence: deque[Evidence] = deque(maxlen=RECENT)
         self.table = LabelTable(torch.empty(0, spec.dim, device=self.learner.other.device))
-        self.labels, self.rows = self.table.labels, self.table.rows  # the very same
+        self.labels, self.rows = self.table.labels, self.table.rows  # the same objects
         self._wants_experts = BLENDS.make(settings.blend).hears_experts
 
     @property
     def vectors(self) -> Tensor:
-        """[row, dim], of the labels seen."""
+        """Text embeddings of the seen labels, [row, dim]."""
         return self.table.vectors
 
     def enter(self, label: str, vector: Tensor) -> None:
-        """A label is seen for the first time."""
+        """Add a label to every part."""
         self.learner.make_room(self.table.enter(label, vector) + 1)
         self.gaussian.enter()
         self.others.enter()
 
     def retire(self, label: str) -> None:
-        """A label was never seen: nothing keeps its text, or is told apart from it."""
+        """Remove a label from every part: it is unseen again."""
         row = self.table.retire(label)
         self.estimates.forget(label)
         self.learner.drop_row(row)
@@ -94,14 +94,14 @@ class Model:
         self,
         tokens: Tensor | TailInput,
         names: Sequence[str],
-        vectors: Tensor,  # [label, dim], of these names
-        learner: Learner | None = None,  # as it stands still, where this one goes on learning
+        vectors: Tensor,  # [label, dim], their embeddings
+        learner: Learner | None = None,  # a snapshot to predict with while this one learns
     ) -> Opinions:
-        """What everyone says of a batch over these labels."""
+        """Scores of every expert for a batch of images over these labels."""
         rows = torch.tensor([self.rows.get(name, -1) for name in names], device=vectors.device)
         chosen = learner or self.learner
         if not self.estimates.any_of(names):
-            # Nothing learned may change such an answer, nor a label whose first is being learned.
+            # All unseen: the original model's probabilities, bit for bit, whatever was learned.
             return unlearned(chosen.original_logits(tokens, vectors), self.spec.none_logit)
         images, tuned_images = chosen.both_images(tokens)
         original = chosen.named_by_original(images, vectors)
@@ -111,13 +111,16 @@ class Model:
         return self.of_logits(tuned, original, other, images, names, texts)
 
     def by_text(self, tuned: Tensor, vectors: Tensor, names: Sequence[str]) -> Tensor | None:
-        """Logits [image, label] of the tuned model's images beside texts, where some are unseen."""
+        """Logits [image, label] of tuned embeddings with texts alone, if any label is unseen.
+
+        None if label vectors are not imprinted.
+        """
         if self.imprint is None or all(name in self.rows for name in names):
             return None
         return self.spec.logit_scale * tuned @ vectors.T
 
     def check_taught(self, names: Sequence[str]) -> None:
-        """An error for labels that nothing can be said of, since they are but codes."""
+        """Raise LabelError for unseen labels of an image-only model, which knows no texts."""
         unknown = [] if self.spec.names else [name for name in names if name not in self.rows]
         if unknown:
             more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
@@ -136,9 +139,9 @@ class Model:
         names: Sequence[str],
         texts: Tensor | None = None,
     ) -> Opinions:
-        """The same, from what both models have said [image, label] of `images` [image, dim].
+        """The same from both models' logits [image, label] and the original embeddings `images`.
 
-        `texts`: `by_text`, if there is any.
+        `images` [image, dim] are of unit length; `texts` is the result of `by_text`.
         """
         said: dict[str, Any] = {}
         if self._wants_experts:
@@ -161,7 +164,7 @@ class Model:
         return Opinions.of(tuned, original, other, self.estimates.of_each(names), **said)
 
     def answering(self) -> Model:
-        """As it is now, for whoever has weights of his own: `of_logits` alone may be asked."""
+        """A snapshot without the learner, for callers that have their own: only for `of_logits`."""
         found = copy.copy(self)
         found.gaussian = self.gaussian.answering()
         found.instances, found.rows = copy.copy(self.instances), dict(self.rows)
@@ -172,12 +175,12 @@ class Model:
         return found
 
     def advance(self, example: int) -> None:
-        """Before an example is learned: now and then, what came before it is taken stock of."""
+        """Call before learning an example: at certain steps, refits space and pool weights."""
         if self.gaussian.advance(example):
             self._fit()
 
     def learned(self, seen: Evidence, *, tuned: bool, original: bool) -> None:
-        """An example was learned, of which the models had been right or wrong."""
+        """Add a learned example; `tuned` and `original`: whether each model had been right."""
         row = self.rows[seen.label]
         self.estimates.add(seen.label, tuned=tuned, original=original)
         self.gaussian.add(seen.example, row, seen.original)
@@ -190,9 +193,9 @@ class Model:
         self.evidence.append(seen)
 
     def learned_many(self, seen: Sequence[Evidence], right: Sequence[tuple[bool, bool]]) -> None:
-        """The same for many, in order, as `advance` and `learned` one by one.
+        """Call `advance` and `learned` for many, in order: the same result in less time.
 
-        `right` says of each whether the tuned, the original model had been right.
+        `right` holds for each whether the tuned and the original model were right.
         """
         last = last_step(seen[-1].example)
         early = sum(one.example < last for one in seen)
@@ -218,14 +221,14 @@ class Model:
             self.estimates.add(one.label, tuned=tuned, original=original)
 
     def imprinted(self, rows: Sequence[int]) -> None:
-        """The tuned model compares images with what images of these labels look like now."""
+        """Update the imprinted vectors of these labels."""
         if self.imprint is not None:
             self.learner.imprint(rows, self.imprint.of(self.gaussian.now, rows))
 
     def remove(self, example: int, label: str, image: Tensor | None) -> None:
-        """An example is taken back: the experts keep no trace of it.
+        """Remove an example from the experts, exactly.
 
-        Without its image, statistics still have it, until they are counted again.
+        Without its image embedding it stays in the statistics until they are recomputed (`count`).
         """
         if image is not None:
             self.gaussian.remove(example, self.rows[label], image)
@@ -234,9 +237,9 @@ class Model:
         self.let_go([example])
 
     def move(self, example: int, before: str, label: str, image: Tensor | None) -> bool:
-        """An example has another label; whether it is among the instances.
+        """Relabel an example; returns whether the instance expert keeps it.
 
-        What was seen of it before it was first learned is evidence still, for its label now.
+        Its evidence, from before it was first learned, stays, with the new label.
         """
         if image is not None:
             self.gaussian.remove(example, self.rows[before], image)
@@ -248,7 +251,7 @@ class Model:
         return self.instances.move(example, self.rows[label])
 
     def rename(self, label: str, to: str, vector: Tensor) -> None:
-        """A label is called otherwise: the same images, compared with another text."""
+        """Rename a label: the same images, another text embedding."""
         self.table.rename(label, to, vector)
         self.estimates.rename(label, to)
         self._retell(lambda seen: seen.label == label, to)
@@ -258,7 +261,7 @@ class Model:
         self.evidence = deque(told, maxlen=RECENT)
 
     def let_go(self, examples: Collection[int]) -> None:
-        """Nothing but statistics may still have these examples."""
+        """Remove examples from everything except the statistics."""
         gone = set(examples)
         self.instances.remove(gone)
         kept = [seen for seen in self.evidence if seen.example not in gone]
@@ -267,24 +270,24 @@ class Model:
 
     @property
     def kept(self) -> set[int]:
-        """Examples that there is more of than statistics."""
+        """Examples of which individual embeddings are kept."""
         return {seen.example for seen in self.evidence} | set(self.instances.examples)
 
     def count(self, examples: Sequence[int], labels: Sequence[str], images: Tensor) -> None:
-        """Statistics of these examples, in order, and of no others."""
+        """Recompute the statistics from these examples, in order, and no others."""
         rows = [self.rows[label] for label in labels]
         self.gaussian.count(examples, rows, images, len(self.labels))
         self.imprinted(range(len(self.labels)))
         self.others.count(examples, rows, images, len(self.labels))
 
     def evidence_scores(self) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """What each expert said [example, label] of the latest examples, and the true labels.
+        """Scores [example, label] by expert of the latest examples, each as if not learned.
 
-        Each as by somebody who had not learned the example, over the labels that have one. Last,
-        what is typical of these [example, label]: 0 where the Gaussian expert is silent.
+        Over the seen labels. Also the true labels [example], and the expected Gaussian scores
+        [example, label], 0 for the only example of a label.
         """
         counts = self.gaussian.now.counts.tolist()
-        seen_rows = [row for row, count in enumerate(counts) if count]  # a stream enters all ahead
+        seen_rows = [row for row, count in enumerate(counts) if count]  # a stream adds labels ahead
         place = {row: at for at, row in enumerate(seen_rows)}
         found = [seen for seen in self.evidence if self.rows.get(seen.label, -1) in place]
         found = found[-RECENT:]
@@ -312,28 +315,28 @@ class Model:
             scores[name] = score[:, seen_rows]
         return scores, at, typical[:, seen_rows]
 
-    @one_thread()  # sums over many examples
+    @one_thread()  # sums over many examples round differently with more threads
     def _fit(self, without: Sequence[str] = ()) -> None:
-        """What the latest examples say of the pool; no weight for experts left out of it."""
+        """Fit the pool weights on the latest examples; experts in `without` get weight 0."""
         if not self.evidence:
-            return  # all of it was forgotten
+            return  # all examples were forgotten
         scores, target, typical = self.evidence_scores()
         heard = {name: score for name, score in scores.items() if name not in without}
         self.weights = dict.fromkeys(without, 0.0) | weigh(heard, target, names=self.spec.names)
         self.familiar = self._familiar(scores["gaussian"] + typical / 2, target, typical.any(1))
 
     def _familiar(self, above: Tensor, target: Tensor, heard: Tensor) -> Familiar:
-        """From scores of examples that were left out, halfway to what is typical of each label.
+        """Fit `Familiar` to leave-one-out scores G - T / 2 [example, label].
 
-        [example, label]; nothing was said, not `heard`, of the only example of a label.
+        Examples that are the only one of their label have no score and are left out by `heard`.
         """
         others = above[heard].scatter(1, target[heard].unsqueeze(1), -torch.inf).amax(1)
-        others = others[others.isfinite()]  # none of them, if there is one label alone
+        others = others[others.isfinite()]  # empty if there is only one label
         typical = float(self.gaussian.typical().mean())
         return Familiar.measured(above[heard].amax(1), others, typical)
 
     def tensors(self) -> dict[str, Tensor]:
-        """For a checkpoint: what is large."""
+        """State for a checkpoint, as tensors."""
         dim = self.spec.dim
         kept = {
             f"evidence.{name}": torch.stack(
@@ -345,7 +348,7 @@ class Model:
         return self.learner.state() | {VECTORS: self.vectors} | experts | kept
 
     def plain(self) -> dict[str, Any]:
-        """And what is small, as JSON values."""
+        """The rest of the state, as JSON values."""
         return {
             "labels": list(self.labels),
             "estimates": self.estimates.state(),
@@ -356,7 +359,7 @@ class Model:
         }
 
     def restore(self, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> bool:
-        """Back from both. False: they are of a version without experts, which know nothing yet."""
+        """Restore both. False if statistics of an expert are missing and must be recomputed."""
         for label, vector in zip(plain["labels"], tensors[VECTORS], strict=True):
             self.enter(label, vector)
         self.estimates = Estimates.restored(plain["estimates"])

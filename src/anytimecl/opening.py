@@ -1,4 +1,4 @@
-"""What a memory is opened with: its model, its options, and what does not fit."""
+"""Opening a memory: its store, model and settings, and checks that they fit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from anytimecl.memory.opening import stored_meta
 from anytimecl.registry import Choice, Named
 from anytimecl.settings import Settings
 
-STORE = "store.json"  # in the folder of a memory that is not of ours
+STORE = "store.json"  # names the store, in the folder of a memory with a custom one
 PRIOR = "prior.safetensors"  # in the folder of a memory
 
 
@@ -33,7 +33,7 @@ def opened(
     device: str,
     read_only: bool,
 ) -> tuple[Backbone, Store, Settings]:
-    """A memory, made or resumed, with the model that it has and the settings agreed on."""
+    """Create or reopen a memory; returns its model, store and settings."""
     if not isinstance(asked, Settings | None):
         raise TypeError(f"settings are anytimecl.settings.Settings(...), not {asked!r}.")
     stored = stored_in(store, folder)
@@ -62,7 +62,7 @@ def opened(
 
 
 def store_of(store: Choice[Store] | None, folder: Path | None, options: Mapping[str, Any]) -> Named:
-    """The store asked for, else the one that the folder was made with."""
+    """The store that was asked for, else the one that the folder was made with."""
     if store is None:
         file = None if folder is None else folder / STORE
         default = "ram" if folder is None else "sqlite"
@@ -74,11 +74,11 @@ def store_of(store: Choice[Store] | None, folder: Path | None, options: Mapping[
     except PartError as error:
         if named.name not in STORES:
             raise
-        raise TypeError(str(error)) from error  # as of any argument that is not known
+        raise TypeError(str(error)) from error  # as for any unknown argument
 
 
 def stored_in(named: Named, folder: Path | None) -> dict[str, str] | None:
-    """What the memory says of itself; None if there is none."""
+    """The metadata of an existing memory; None if there is none."""
     if isinstance(named.given, Store):
         return dict(named.given.meta) or None
     if folder is None or named.name in ("ram", "sqlite"):
@@ -93,7 +93,7 @@ def stored_in(named: Named, folder: Path | None) -> dict[str, str] | None:
 def open_store(
     named: Named, folder: Path | None, meta: Mapping[str, str] | None, *, read_only: bool
 ) -> Store:
-    """The memory, made with `meta` where there is none; its folder says which store it is of."""
+    """The memory, created with `meta` if there is none; a custom store is noted in the folder."""
     if named.name == "ram" and named.given is None and folder is not None:
         raise StoreError("The store 'ram' keeps nothing on the disk: open it without a folder.")
     if named.name == "ram" and named.given is None and read_only:
@@ -113,7 +113,7 @@ def open_store(
 def model_of(
     stored: Mapping[str, str] | None, model: Choice[Backbone] | Path | None, device: str
 ) -> Backbone:
-    """The model asked for, else that of the memory, as the memory knows it."""
+    """The model that was asked for, else the memory's own."""
     if stored is None:
         return load_backbone("embedded" if model is None else model, device=device)
     return load_stored(stored, model, device=device)
@@ -141,7 +141,7 @@ def check_same_model(memory: Store, backbone: Backbone, folder: str) -> None:
 
 
 def with_own_prior(backbone: Backbone, folder: Path, *, read_only: bool) -> Backbone:
-    """A memory keeps the prior that it began with: another one would give other answers."""
+    """The backbone with the memory's own prior: another one would give other predictions."""
     file = folder / PRIOR
     if not file.exists():
         if read_only or backbone.prior is None:
@@ -151,7 +151,7 @@ def with_own_prior(backbone: Backbone, folder: Path, *, read_only: bool) -> Back
 
 
 def way_out(codec: str, folder: str) -> str:
-    """What to do with a memory whose model is not the one that is wanted."""
+    """Advice for a memory that was made with another model."""
     if codec == ImageBytes.name:
         return (
             f"It keeps the images: `anytimecl memory reencode {folder} --to NEW --model NAME` "

@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov and Hutter, ICLR 2019), over tensors by name."""
+"""AdamW (Loshchilov and Hutter, ICLR 2019), over named tensors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 
 class Factored(Protocol):
-    """A gradient that is not multiplied out yet."""
+    """A gradient in factored form."""
 
     def whole(self) -> Tensor:
-        """Multiplied out."""
+        """The full gradient."""
         ...
 
 
@@ -32,7 +32,7 @@ def adamw(
     count: Tensor,  # [], the number of this step
     weight_decay: float,
 ) -> None:
-    """One step in place, with both moments; rate and count live on the device."""
+    """One step, in place; learning rate and step number are tensors on the device."""
     first.lerp_(gradient, 1 - BETAS[0])
     second.lerp_(gradient.square(), 1 - BETAS[1])
     weight.mul_(1 - lr * weight_decay)
@@ -41,7 +41,7 @@ def adamw(
 
 
 class AdamW:
-    """The moments of named tensors, which change in place.
+    """AdamW over named tensors, updated in place.
 
     >>> weights = {"w": torch.ones(2)}
     >>> AdamW(weights, weight_decay=0.0).step(weights, {"w": torch.ones(2)}, lr=0.1)
@@ -57,7 +57,7 @@ class AdamW:
     def step(
         self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Gradient], lr: float
     ) -> None:
-        """Change the parameters that have a gradient."""
+        """Take a step for the parameters that have a gradient."""
         self.steps += 1
         rate, count = next(iter(parameters.values())).new_tensor([lr, self.steps])
         self.update(parameters, gradients, rate, count)
@@ -69,14 +69,14 @@ class AdamW:
         lr: Tensor,
         count: Tensor,
     ) -> None:
-        """The step alone; its rate, `lr` [], and its number, `count` [], live on the device."""
+        """The same with learning rate `lr` [] and step number `count` [] on the device."""
         for name, gradient in gradients.items():
             whole = gradient if isinstance(gradient, Tensor) else gradient.whole()
             adamw(parameters[name], whole, *self.moments[name], lr, count, self.weight_decay)
 
 
 def _zeros_like(p: Tensor) -> Tensor:
-    """On a CPU as memory that takes no room until it is written: who only answers never does."""
+    """On a CPU with `np.zeros`, whose pages take no RAM until written: prediction never writes."""
     if p.device.type != "cpu" or p.dtype != torch.float32:
         return torch.zeros_like(p)
     return torch.from_numpy(np.zeros(p.shape, np.float32))

@@ -1,16 +1,14 @@
-"""The pool: every expert's word on labels that were taught, weighed by what it was worth so far.
+"""The log-linear opinion pool of the experts, and the gate between seen and unseen labels.
 
-Among labels that were seen, with `t`, `o` the log-probabilities of the tuned and the original model
-and `G` the Gaussian expert's log-likelihood ratio,
+Over the seen candidate labels,
 
-    log P(y) = a t(y) + b o(y) + c G(y) + ...,   normalised,
+    log P(y) = a log P_t(y) + b log P_o(y) + c (G(y) - T(y)) + ... - log Z,
 
-a log-linear opinion pool. Its weights minimise the log-loss on the latest examples, each scored as
-by somebody who had not learned it: the tuned model just before its step, the Gaussian expert with
-the example left out, in closed form. They start near `START` and are held to it by `CERTAINTY`.
-
-Labels never seen keep the original model's probability; `gate` decides what the seen ones get
-together.
+where `P_t` and `P_o` are the tuned and the original model's probabilities, `G` is the Gaussian
+expert's log-likelihood ratio, `T(y)` its expected value for an image of `y`, and further experts
+add a term each. The weights are a MAP estimate (`fit`) on the latest examples, each scored as if it
+had not been learned: by the tuned model just before the example's step, by the other experts with
+the example left out. Unseen labels keep `P_o`; `gate` sets the total mass of the seen ones.
 
 (Genest and Zidek, "Combining Probability Distributions", 1986.)
 """
@@ -25,18 +23,18 @@ from torch import Tensor
 
 TINY = 1e-30
 START = {"tuned": 0.15, "original": 0.05, "gaussian": 0.2}  # weights before any evidence
-OTHERS = START["tuned"]  # of any other expert: it may be as good as the one that learns
-CERTAINTY = 2.0  # of the starting weights: how little one example may move them
-DOUBT = 5.0  # examples that the first guess of `Familiar` stands for
+OTHERS = START["tuned"]  # prior weight of any further expert
+CERTAINTY = 2.0  # kappa: precision of the log-normal prior on the weights
+DOUBT = 5.0  # pseudo-examples in each class of the prior of `Familiar`
 RECENT = 256  # examples that the weights are fitted on
-STEPS = 60  # of Newton's method at most
+STEPS = 60  # Newton iterations at most
 
 
 def fit(scores: Tensor, target: Tensor, start: Tensor) -> Tensor:
-    """Weights [expert] from scores [expert, example, label] and the true labels [example].
+    """Weights [expert] from scores [expert, example, label] and true labels [example].
 
-    The log-loss, and `CERTAINTY / 2` times the square distance of their logarithms from those of
-    `start`.
+    Minimises the log-loss plus `CERTAINTY / 2` times the squared distance between the logarithms of
+    the weights and of `start`.
 
     >>> right, wrong = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 2.0]])
     >>> weights = fit(torch.stack([right, wrong]), torch.tensor([0]), torch.tensor([0.5, 0.5]))
@@ -58,7 +56,7 @@ def fit(scores: Tensor, target: Tensor, start: Tensor) -> Tensor:
         mean = torch.einsum("nl,enl->en", share, scores)
         slope = weights * (mean - chosen).sum(1)
         second = torch.einsum("nl,enl,fnl->ef", share, scores, scores) - mean @ mean.T
-        # Newton in the logarithms; where that is not convex, as if the slope's part were not there.
+        # Newton in the log-weights; negative slopes are left out, so that it is positive definite.
         curve = weights * second * weights.unsqueeze(1) + slope.clamp_min(0).diag()
         curve += CERTAINTY * torch.eye(len(found), dtype=torch.float64)
         step = torch.linalg.solve(curve, slope + CERTAINTY * (found - origin))
@@ -77,7 +75,7 @@ def fit(scores: Tensor, target: Tensor, start: Tensor) -> Tensor:
 
 
 def pooled(scores: Sequence[Tensor], weights: Sequence[float], seen: Tensor) -> Tensor:
-    """Probabilities [image, label] among the seen labels; 0 for the others."""
+    """Probabilities [image, label]: softmax of the weighted sum over seen labels, 0 for others."""
     total = sum(weight * score for weight, score in zip(weights, scores, strict=True))
     assert isinstance(total, Tensor)
     return total.masked_fill(~seen, -torch.inf).softmax(1)
@@ -89,25 +87,24 @@ def gate(
     original: Tensor,  # [image, label], probabilities
     seen: Tensor,  # [label]
     examples: Tensor,  # [label]
-    known: Tensor,  # [label], how often the original model was right about it
+    known: Tensor,  # [label], accuracy of the original model
     familiar: Tensor | None = None,  # [image], log-likelihood ratio of seen against unseen labels
     many: float = 20.0,
     caution: float = 1.0,
 ) -> Tensor:
-    """Share out among seen labels only what belongs to them, [image, label].
+    """Probabilities [image, label], with the total mass of the seen labels set by their odds.
 
-    Whoever learns many examples of some labels forgets that there are others: the tuned model
-    comes to give the seen labels everything. With few examples each, its odds of seen against
-    unseen labels are the better ones; with many, the original model's are, as far as it knows the
-    label at all, and some `caution` towards the seen ones. Unseen labels keep what the original
-    model gives them, so only its favourite among them can be answered: the odds are against that
-    one, whatever else the tuned model would rather have named. What the images of seen labels look
-    like, `familiar`, says as much as both models together: half each, in the logarithm.
+    The odds are those of all seen labels against the rival: the unseen label with the highest
+    original probability, the only unseen one that can be predicted. The more examples the tuned
+    model learned, the more mass it gives to seen labels, whatever the image. So with few examples
+    per label the tuned model's odds count; with `many`, the original model's do, provided that it
+    is accurate on the label, and seen labels lose `caution` nats. `familiar`, from the image
+    vectors, is averaged with the models' log-odds. Unseen labels keep the original probability.
     """
     if seen.all():
         return among
     learned = 1 - 1 / (1 + (examples[seen].mean() / many) ** 2)  # from 0, a few, to 1, many
-    trust = 1 - (2 * known).clamp(max=1.0) * learned  # [label], in the tuned model's odds
+    trust = 1 - (2 * known).clamp(max=1.0) * learned  # [label], weight of the tuned model's odds
     unseen = original * ~seen
     rival = unseen.argmax(1, keepdim=True)  # [image, 1]
     before, after = (_odds(p, seen, rival) for p in (original, tuned))
@@ -116,9 +113,9 @@ def gate(
         odds = (odds + familiar.unsqueeze(1)) / 2
     odds = odds - caution * learned
     best = unseen.gather(1, rival).clamp_min(TINY).log()
-    # The rival keeps what it has, so this is what the odds leave to the seen labels.
+    # The rival keeps its probability, so this is the mass with these odds against it.
     mass = (best + odds).clamp(max=0.0).exp()
-    # Where that is enough to win, they may as well have what they are believed to have.
+    # If a seen label wins anyway, its mass follows from the odds against all unseen labels.
     wins = (mass * among).amax(1, keepdim=True) >= best.exp()
     against_all = odds + best - _total(unseen, ~seen).log()
     mass = torch.where(wins, torch.maximum(mass, against_all.sigmoid()), mass)
@@ -126,11 +123,11 @@ def gate(
 
 
 class Familiar(NamedTuple):
-    """How the best score among the labels of an image tells whether its own is one of them.
+    """Likelihood ratio of seen against unseen labels, from an image's best Gaussian score.
 
-    Normal for images of labels that were taught, and for others of the same domain, with one
-    variance; measured on the latest examples, each left out of its label, and with its label left
-    out.
+    The score is modelled as normal for images of seen labels (mean `taught`) and for images of
+    unseen labels of the same domain (`others`), with a common variance. Both are estimated on the
+    latest examples: with the example left out, and without its own label.
     """
 
     taught: float
@@ -139,7 +136,10 @@ class Familiar(NamedTuple):
 
     @classmethod
     def measured(cls, taught: Tensor, others: Tensor, typical: float) -> Familiar:
-        """From scores [example] less half of what is `typical`, and some examples before any."""
+        """Fit to best scores [example], less half the expected one, and to the pseudo-examples.
+
+        `typical` is the mean expected score.
+        """
         of_taught = float(taught.sum() + DOUBT * typical / 2) / (DOUBT + len(taught))
         of_others = float(others.sum()) / (DOUBT + len(others))
         square = (taught - of_taught).square().sum() + (others - of_others).square().sum()
@@ -148,30 +148,30 @@ class Familiar(NamedTuple):
         return cls(of_taught, of_others, max(variance, TINY))
 
     def ratio(self, scores: Tensor) -> Tensor:
-        """Log-likelihood ratio [image] of taught against others."""
+        """Log-likelihood ratio [image] of seen against unseen labels."""
         slope = max(self.taught - self.others, 0.0) / self.variance
         return slope * (scores - (self.taught + self.others) / 2)
 
 
 def start_weights(experts: Sequence[str], *, names: bool = True) -> dict[str, float]:
-    """Before any evidence.
+    """Weights before any evidence, by expert.
 
-    The tuned model starts as a copy of the original one, so it has a start only where that knows
-    what labels mean: not where they are but codes, without `names`.
+    Without `names` (an image-only model, for which labels are codes), the tuned model starts
+    without knowledge of the labels and gets the original model's weight.
     """
     start = START if names else {**START, "tuned": START["original"]}
     return {name: start.get(name, OTHERS) for name in experts}
 
 
 def weigh(scores: Mapping[str, Tensor], target: Tensor, *, names: bool = True) -> dict[str, float]:
-    """`fit` by name: each expert's scores [example, label]."""
+    """`fit` by name, from each expert's scores [example, label]."""
     start = torch.tensor(list(start_weights(list(scores), names=names).values()))
     found = fit(torch.stack(list(scores.values())), target, start)
     return dict(zip(scores, found.tolist(), strict=True))
 
 
 def _odds(probabilities: Tensor, seen: Tensor, rival: Tensor) -> Tensor:
-    """Log-odds [image, 1] of all seen labels against one unseen label, if there is any."""
+    """Log-odds [image, 1] of all seen labels against one unseen label, the rival."""
     of_rival = (probabilities * ~seen).gather(1, rival).clamp_min(TINY).log()
     return _total(probabilities, seen).log() - of_rival
 

@@ -1,4 +1,4 @@
-"""The part of a classifier that answers: images to tokens, opinions and predictions."""
+"""The part of a classifier that predicts: images to tokens, scores and predictions."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ OneImage: TypeAlias = (
     "str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes]"
     " | PIL.Image.Image | Mapping[str, Any]"
 )
-KEPT_BYTES = 1 << 28  # of label vectors that stay from one question to the next
+KEPT_BYTES = 1 << 28  # largest set of label vectors that is cached between calls
 
 
 class AskedLabels(NamedTuple):
-    """A question's labels, as given and as used, with their vectors [label, dim]."""
+    """Candidate labels of a call, as given and normalised, with their embeddings [label, dim]."""
 
     given: tuple[str, ...]
     labels: list[str]
@@ -42,13 +42,13 @@ class AskedLabels(NamedTuple):
 
 
 def digest_of(tokens: Tensor) -> int:
-    """Of the tokens [token, width] of an image, to know it again."""
+    """Digest of an image's tokens [token, width], to recognise the image."""
     data = tokens.detach().half().cpu().contiguous().numpy().tobytes()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)
 
 
 class Predicting:
-    """Answers from a trainer's model, while others teach it."""
+    """Predicts with a trainer's model, while other threads learn."""
 
     backbone: Backbone
     memory: Store
@@ -187,7 +187,7 @@ class Predicting:
         tokens
             [image, token, width], from `encode`.
         labels
-            To choose from.
+            Candidate labels.
 
         Returns
         -------
@@ -241,12 +241,12 @@ class Predicting:
         return values if many else values[0]
 
     def encode(self, images: Sequence[ImageSource]) -> Tensor:
-        """The frozen trunk's tokens [image, token, width]: the slow part, done without a lock.
+        """Tokens [image, token, width] from the frozen trunk: the slow part, without a lock.
 
         Parameters
         ----------
         images
-            As many as there are.
+            Any number.
 
         Returns
         -------
@@ -268,7 +268,7 @@ class Predicting:
         return tokens
 
     def _asked(self, labels: Iterable[str] | None) -> AskedLabels:
-        """The labels to choose from. A long list is often asked again, so the last one is kept."""
+        """The candidate labels; the last list is cached, since a long one is often repeated."""
         if labels is None:
             given = tuple(self.labels)
             if not given:
@@ -292,7 +292,7 @@ class Predicting:
 
     @torch.no_grad()
     def _opinions(self, tokens: Tensor, asked: AskedLabels) -> Opinions:
-        """Both models on the images."""
+        """Scores of every expert."""
         with self._lock.reading():
             trainer = self._trainer
             learner = self._streams.still(trainer.learner, self._lock.turn)
@@ -300,14 +300,14 @@ class Predicting:
         return self._known_again(tokens, asked.labels, opinions)
 
     def _known_again(self, tokens: Tensor, labels: Sequence[str], opinions: Opinions) -> Opinions:
-        """An image that was taught is answered as it was taught, if that label is asked about."""
+        """Recognise learned images by their digest: k = 1 for the stored label, if a candidate."""
         if opinions.copy is None or opinions.copy_of is None:
             return opinions
         copy, copy_of, place = opinions.copy.clone(), opinions.copy_of.clone(), None
         for i, own in enumerate(tokens):
             try:
                 found = self.memory.find_content(digest_of(own))
-            except StoreError:  # closed, or damaged: what was learned answers without it
+            except StoreError:  # closed, or damaged: predict without it
                 return opinions
             if found is None:
                 continue

@@ -1,4 +1,4 @@
-"""What a prediction says."""
+"""Predictions, from scores of the experts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anytimecl.blend import Blend, Opinions, blend, none_of_these, speakers
 from anytimecl.labels import NONE_OF_THESE
 from anytimecl.registry import Choice
 
-THRESHOLD = 0.5  # probability of "none of these" from which it is the answer
+THRESHOLD = 0.5  # probability of "none of these" above which it is predicted
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Prediction:
     probability
         Of `label`.
     probabilities
-        By label, in the order given. They sum to one if every label was learned, or none was.
-        Otherwise an unseen label has the original model's probability, and the seen ones what the
-        gate of the pool gives them.
+        By label, in the order given. They sum to one if every label is seen, or none is. Otherwise
+        an unseen label has the original model's probability, and the seen ones share the mass that
+        the pool's gate gives them.
     none_of_these
-        Probability that no label fits; 0.0 if none of the labels was learned.
+        Probability that no label fits. If no label is seen: the original model's own, else 0.0.
     tuned
-        The tuned model's probabilities; empty if none of the labels was learned.
+        The tuned model's probabilities; empty if no label is seen.
     original
         The original model's.
     spoke
@@ -88,10 +88,10 @@ def told(
     values: Tensor,  # [image, label], blended
     none_of_them: Tensor,  # [image]
     spoke: Sequence[str],  # [image]
-    seen: Tensor,  # [label], whether it was taught
+    seen: Tensor,  # [label]
     threshold: float,
 ) -> list[Prediction]:
-    """The same, from what is known already."""
+    """The same from a blend that was computed already."""
     best = values.argmax(1)
     learned = bool(seen.any())
     rows = zip(
@@ -106,7 +106,7 @@ def told(
     )
     made = []
     for blended, at, who, tuned, original, none, taught in rows:
-        # A label never taught is not refused because the image is unlike those that were.
+        # "None of these" tests against the images of seen labels: an unseen label may still win.
         none_wins = none > threshold and (taught or not learned)
         made.append(
             Prediction(

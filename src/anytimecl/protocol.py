@@ -1,4 +1,4 @@
-"""What a classifier, a tree of them, a cluster and a client of the service have in common."""
+"""The interface shared by classifiers, trees of them, clusters and clients of the service."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol, overload
 
 
 class LearnedExample(Protocol):
-    """What comes back of a lesson."""
+    """Result of `learn_one`."""
 
     @property
     def id(self) -> int:
@@ -17,26 +17,26 @@ class LearnedExample(Protocol):
 
 
 class Classified(Protocol):
-    """What is said of one image."""
+    """Result of `predict` for one image."""
 
     @property
     def label(self) -> str:
-        """The likeliest, or "none of these"."""
+        """The most probable label, or "none of these"."""
         ...
 
     @property
     def probability(self) -> float:
-        """Of that."""
+        """Probability of `label`."""
         ...
 
     @property
     def probabilities(self) -> Mapping[str, float]:
-        """By label."""
+        """Probabilities by label."""
         ...
 
 
 class Classifier(Protocol):
-    """Code that is written for it works with all of them.
+    """Protocol of a classifier, local or remote.
 
     Examples
     --------
@@ -61,11 +61,11 @@ class Classifier(Protocol):
         image
             A file, or its bytes.
         label
-            What it shows.
+            Its label.
         candidates
             Candidate labels of the example, its own included: the classes of its loss.
         key
-            The same key teaches once, so that a retry is harmless.
+            Idempotency key: repeating a call with its key learns nothing more.
 
         Returns
         -------
@@ -98,22 +98,22 @@ class Classifier(Protocol):
 
         Returns
         -------
-        A `Classified` for one image; for a list one of each, or what is wrong with it.
+        A `Classified` for one image; for a list, one or an error for each.
         """
         ...
 
     def forget(self, *, label: str) -> int:
-        """Remove every example of a label, for good.
+        """Delete every example of a label, permanently.
 
         Parameters
         ----------
         label
-            Whose examples are forgotten.
+            Label whose examples are forgotten.
 
         Returns
         -------
         int
-            How many there were.
+            Number of deleted examples.
         """
         ...
 
@@ -128,16 +128,16 @@ class Classifier(Protocol):
         Returns
         -------
         object
-            Of a client, where the job stands.
+            For a client, the state of the job.
         """
         ...
 
     def stats(self) -> Mapping[str, Any]:
-        """In numbers.
+        """Statistics.
 
         Returns
         -------
         dict
-            Of a classifier by label; of the service, as it tells them.
+            By label for a classifier; those of the service for a client.
         """
         ...

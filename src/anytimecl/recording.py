@@ -1,4 +1,4 @@
-"""The part of a classifier that makes records of images, and checks those made elsewhere."""
+"""The part of a classifier that encodes images as records, and checks records made elsewhere."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from anytimecl.thumbnails import thumbnail_of
 
 
 class RecordError(StoreError):
-    """A record from elsewhere that is damaged, or of another model or codec."""
+    """A record made elsewhere that is damaged, or of another model or codec."""
 
 
 class Record(NamedTuple):
-    """An image as it will be stored."""
+    """An image in its stored form."""
 
     data: bytes
     content: int | None = None  # digest of its tokens
-    source: str | None = None  # what it is called where it comes from
+    source: str | None = None  # its name where it comes from
     thumbnail: bytes | None = None
-    time: int | None = None  # when it was first taught, in milliseconds since 1970; None: now
+    time: int | None = None  # when it was first learned, in milliseconds since 1970; None: now
 
 
 class Recording(Curation):
-    """Images as they will be stored."""
+    """Encodes images as records."""
 
     def ahead(
         self, items: Iterable[Item], work: Callable[[Item], Made]
     ) -> Iterator[Callable[[], Made]]:
-        """Work that encodes, done for the next items while this one is learned; in their order.
+        """Run `work` on the next items while this one is learned; results in order.
 
         Parameters
         ----------
         items
-            What there is to do.
+            Inputs of the work.
         work
             Called with each item, in any thread.
 
         Yields
         ------
         callable
-            Gives what was made of an item, or raises what its work raised.
+            Returns the result for an item, or raises its error.
         """
         several = self.backbone.encoders
         if several == 1 or not self._trainer.learner.alike:
@@ -62,11 +62,11 @@ class Recording(Curation):
     def _record(self, image: ImageSource, source: str | None = None) -> Record:
         if source is None and isinstance(image, str | os.PathLike):
             source = os.fspath(image)
-        loaded = load_image(image)  # says best what is wrong with it
+        loaded = load_image(image)  # has the best error messages
         small = thumbnail_of(loaded) if self.memory.thumbnails else None
         if isinstance(self._codec, ImageBytes):
             record = self._codec.encode_image(file_of(image))
-            tokens = self._codec.decode([record])  # kept for the lesson, and no lock is held now
+            tokens = self._codec.decode([record])  # cached for learning; no lock is held here
             return Record(record, digest_of(tokens[0]), source, small)
         with self._streams.encoding():  # a GPU's step goes on meanwhile
             compressed = self._compressed(self.backbone.encode([loaded])[0])
@@ -77,7 +77,7 @@ class Recording(Curation):
 
     @torch.no_grad()
     def _check_record(self, record: bytes, fingerprint: str) -> None:
-        """A record from elsewhere may be anything: what the frozen tail makes sense of may stay."""
+        """Raise RecordError unless the original tail computes finite embeddings from a record."""
         backbone = self.backbone
         if fingerprint != backbone.spec.fingerprint:
             raise RecordError(
@@ -89,7 +89,7 @@ class Recording(Curation):
             tokens = self._codec.decode([record], backbone.device)
         except AnytimeError as error:
             raise RecordError(str(error)) from error
-        except (ValueError, IndexError) as error:  # its checksum is right and what it holds is not
+        except (ValueError, IndexError) as error:  # right checksum, wrong content
             raise RecordError(f"The record is damaged: {error}.") from error
         if not embed(backbone.tail, backbone.spec.tail, tokens).isfinite().all():
             raise RecordError("The record is damaged: it holds numbers that are not finite.")

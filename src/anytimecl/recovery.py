@@ -1,7 +1,4 @@
-"""The part of a classifier that repeats its journal: after a crash, and to learn without something.
-
-A trainer who has lived through the whole journal is the same, whoever lives through it.
-"""
+"""The part of a classifier that replays its journal: after a crash, and to forget examples."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from anytimecl.review import Review
 
 
 class Forgotten(int):
-    """How many examples were forgotten, and whether the model kept nothing of them.
+    """Number of forgotten examples, and whether no influence on the model is left.
 
     >>> gone = Forgotten(2, clean=True)
     >>> gone == 2, gone.clean
@@ -38,12 +35,12 @@ class Forgotten(int):
         return made
 
     def __getnewargs_ex__(self) -> tuple[tuple[int], dict[str, bool]]:
-        """To be copied and pickled."""
+        """For copying and pickling."""
         return (int(self),), {"clean": self.clean}
 
 
 class Recovery(Review):
-    """What was learned, from checkpoints and the journal."""
+    """Restores the model from a checkpoint and the journal."""
 
     trainer_type: type[JournaledTrainer] = JournaledTrainer
     _codec: Codec
@@ -61,7 +58,7 @@ class Recovery(Review):
         epochs
             Number of passes over all examples.
         progress
-            Called with the steps done and the steps in all.
+            Called with the steps done and their total.
 
         Raises
         ------
@@ -70,7 +67,8 @@ class Recovery(Review):
         StoreError
             The memory is read-only, closed or damaged, or the disk is full.
         CheckpointError
-            It counts, but the disk is too full for a checkpoint: opening the memory repeats it.
+            The training took effect, but there is no room for a checkpoint: opening the memory
+            repeats it.
         """
         if not isinstance(epochs, int) or epochs < 1:
             raise ValueError(f"epochs is a whole number from 1, not {epochs!r}.")
@@ -86,24 +84,24 @@ class Recovery(Review):
             self._save()
 
     def forget(self, *, example_id: int | None = None, label: str | None = None) -> Forgotten:
-        """Remove an example, or every example of a label, for good; returns how many.
+        """Delete an example, or every example of a label, permanently.
 
-        What was learned since the last checkpoint is replayed without them. If that checkpoint is
-        older than all of them, no influence on weights and accuracies remains, and the result is
-        `clean`. Otherwise, and always without a folder, some remains until `rebuild`;
-        `consolidate` reduces it.
+        Everything since the last checkpoint is replayed without them. If that checkpoint is older
+        than all of them, no influence on weights and accuracies remains, and the result is `clean`.
+        Otherwise, and always without a folder, some remains until `rebuild`; `consolidate` reduces
+        it.
 
         Parameters
         ----------
         example_id
-            Number of the example, as learning it gave.
+            Number of the example, `Learned.id`.
         label
-            Whose examples are forgotten.
+            Label whose examples are forgotten.
 
         Returns
         -------
         Forgotten
-            How many, as an `int`, with the attribute `clean`.
+            The number of examples, an `int` with the attribute `clean`.
 
         Raises
         ------
@@ -112,7 +110,7 @@ class Recovery(Review):
         StoreError
             There is no such example, or the memory cannot be written.
         CheckpointError
-            The last checkpoint is damaged, or one that is needed before cannot be written; nothing
+            The last checkpoint is damaged, or one that is needed first cannot be written; nothing
             is forgotten.
         """
         if (example_id is None) == (label is None):
@@ -126,7 +124,7 @@ class Recovery(Review):
                 assert example_id is not None
                 gone = [example_id]
             if self._checkpointer.keeps and self._corrected_since(saved, gone):
-                self._save()  # what the journal says of them goes with them
+                self._save()  # their corrections leave the journal with them
                 saved = self._checkpointer.load()
             taken = self._taken(gone)
             count = self.memory.forget(gone)
@@ -142,23 +140,23 @@ class Recovery(Review):
             if not self._checkpointer.keeps:
                 self._catch_up(taken)
                 return Forgotten(count, clean=False)
-            self._lock.torn = True  # an interrupt leaves it to the next call
-            # As after a crash: so the model is the same whether there is one here or not.
+            self._lock.torn = True  # after an interrupt, the next call replays
+            # As after a crash, so that a crash here leads to the same model.
             self._replace(self._recovered(saved, taken=taken))
             self._checkpointer.replace(self._trainer.checkpoint)
             purge(self.memory, self._checkpointer.saved)
             return Forgotten(count, clean=saved is None or saved.event < min(gone))
 
     def rebuild(self, *, progress: Progress | None = None) -> None:
-        """Learn everything in the memory again from the start, as it is now.
+        """Learn every stored example again, from the pre-trained weights.
 
-        The model is as if forgotten examples had never been learned, and every label had been right
-        from the start.
+        The result is as if forgotten examples had never been learned, and current labels had been
+        given from the start.
 
         Parameters
         ----------
         progress
-            Called with the steps done and the steps in all.
+            Called with the steps done and their total.
 
         Raises
         ------
@@ -169,7 +167,7 @@ class Recovery(Review):
         """
         with self._learning:
             trainer = self._recovered(None, progress, corrected=True)
-            # First, since the journal does not know of it: a full disk leaves all as it was.
+            # First, since the journal has no entry for it: a full disk changes nothing.
             self._checkpointer.save(trainer.checkpoint)
             self._replace(trainer)
             self._purge()
@@ -183,10 +181,10 @@ class Recovery(Review):
         taken: Mapping[int, tuple[str, Tensor]] | None = None,
         corrected: bool = False,
     ) -> JournaledTrainer:
-        """A trainer who has lived through the whole journal, the first part by a checkpoint.
+        """A trainer restored from a checkpoint and a replay of the journal after it.
 
-        With `keep`, checkpoints are written on the way: whoever stops it has not to start again.
-        With `corrected`, every example is taught as it is called now.
+        With `keep`, checkpoints are written on the way, so that an interrupted replay can resume.
+        With `corrected`, every example is learned with its current label.
         """
         trainer = self.trainer_type(
             self.backbone, self._codec, self.memory, self.settings, self._lock
@@ -214,7 +212,7 @@ class Recovery(Review):
         self._lock.torn = False
 
     def _catch_up(self, taken: Mapping[int, tuple[str, Tensor]] | None = None) -> None:
-        """Live through what the journal has and the trainer has not: an interrupted lesson."""
+        """Replay journal entries that the trainer lacks, after an interrupted call."""
         if self._lock.torn:
             self._replace(self._recovered(self._checkpointer.load(), taken=taken))
         elif self._trainer.event < self.memory.last:
@@ -222,7 +220,7 @@ class Recovery(Review):
             self._trainer.replay(taken=images)
 
     def _taken(self, examples: Sequence[int]) -> dict[int, tuple[str, Tensor]]:
-        """Labels and images of those of them that there are."""
+        """Labels and image embeddings of those that exist and can be read."""
         label_of = self._trainer.label_of
         found, images = self._trainer.images([each for each in examples if label_of(each)])
         return {each: (label_of(each), image) for each, image in zip(found, images, strict=True)}
@@ -232,16 +230,16 @@ class Recovery(Review):
         self._purge()
 
     def _purge(self) -> None:
-        """What was taken back goes for good, as far as no checkpoint needs it."""
+        """Delete undone examples, unless a replay from the checkpoint needs them."""
         if self.memory.closed:
-            return  # by somebody else; it goes next time
+            return  # by another thread; deleted next time
         keeps = self._checkpointer.keeps
         purge(self.memory, self._checkpointer.saved if keeps else self._trainer.event)
 
     def _corrected_since(self, saved: Checkpoint | None, examples: Sequence[int]) -> bool:
-        """Whether there was an act about these examples, or a label of theirs, after a checkpoint.
+        """Whether the journal has corrections after a checkpoint that concern these examples.
 
-        Of any label that they ever had: the journal forgets those with them.
+        Those of any label that they ever had count: they leave the journal with the examples.
         """
         labels = {self._trainer.label_of(example) for example in examples}
         labels = self.memory.history().labels_of(examples, labels)

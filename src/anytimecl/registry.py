@@ -1,9 +1,9 @@
-"""Parts that others may write: an object, a registered name, or a name with options.
+"""Registries of pluggable components, given as an object, a registered name, or name and options.
 
-One `Registry` for each kind of part maps names to what makes them. Code from outside comes in by
+Each kind of component has a `Registry` that maps names to factories. Custom ones are added by
 `register`, in a module that is imported (by the program, or named in `ANYTIMECL_IMPORT`), or by an
-entry point of its package in the group `anytimecl.KIND`. A memory writes down the name and the
-options, never code, and asks for them when it is opened again.
+entry point in the group `anytimecl.KIND`. A memory stores the name and the options, never code, and
+looks them up when it is opened again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 from anytimecl.errors import PartError
 
 T = TypeVar("T")
-IMPORT = "ANYTIMECL_IMPORT"  # modules and files that register parts, as PATH separates them
+IMPORT = "ANYTIMECL_IMPORT"  # modules and files that register components, separated as in PATH
 
 
 @dataclass(frozen=True)
 class Named:
-    """A choice of a part: its name, its options and, where one was given, the object itself.
+    """A choice of component: its name, its options and the object, if one was given.
 
     >>> Named("fifo") == Named("fifo", given=object())
     True
@@ -41,26 +41,26 @@ class Named:
     given: Any = field(default=None, compare=False, repr=False)
 
     def plain(self) -> str | dict[str, Any]:
-        """As a memory writes it down."""
+        """The form that a memory stores."""
         return {"name": self.name, "options": dict(self.options)} if self.options else self.name
 
 
-Choice: TypeAlias = str | Mapping[str, Any] | Named | T  # what every door takes
+Choice: TypeAlias = str | Mapping[str, Any] | Named | T  # accepted wherever one is chosen
 
 
 class Registry(Mapping[str, Callable[..., T]], Generic[T]):
-    """What makes the parts of one kind, by name.
+    """Factories of the components of one kind, by name.
 
     Parameters
     ----------
     kind
-        What such a part is called.
+        Name of the kind, for messages and entry points.
     known
-        The library's own: each is called with the `context` and the options.
+        Built-in factories, called with the `context` and the options.
     context
-        How many arguments come before the options.
+        Number of positional arguments before the options.
     copies
-        Whether an object that is given is copied each time, since it changes as it is used.
+        Whether a given object is copied by `make`, because it has state.
 
     Examples
     --------
@@ -90,19 +90,19 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
         self.kind = kind
         self._known: ChainMap[str, Callable[..., T]] = ChainMap({}, cast("Any", known))
         self._context, self._copies = context, copies
-        self._installed: dict[str, Any] | None = None  # entry points that nobody asked for yet
+        self._installed: dict[str, Any] | None = None  # entry points, read on first use
 
     def register(
         self, name: str, make: Callable[..., T] | None = None
     ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-        """Give a part a name: `register(name, make)`, or as a decorator.
+        """Register a component: `register(name, make)`, or as a decorator.
 
         Parameters
         ----------
         name
-            As settings and memories will have it. One that is taken is refused.
+            Its name in settings and memories.
         make
-            A class or function: called with the context and the options.
+            A class or function, called with the context and the options.
 
         Returns
         -------
@@ -112,14 +112,14 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
         Raises
         ------
         PartError
-            Something else has that name.
+            The name is taken by something else.
         """
 
         def put(given: Callable[..., T]) -> Callable[..., T]:
             there = self._known.get(name, given)
             if (there.__module__, _name_of(there)) != (given.__module__, _name_of(given)):
                 raise PartError(f"There is a {self.kind} {name!r} already: choose another name.")
-            self._known[name] = given  # the same again: its module was loaded anew
+            self._known[name] = given  # the same again if its module was reloaded
             return given
 
         if make is not None:
@@ -138,7 +138,7 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
         return len(list(iter(self)))
 
     def named(self, choice: Choice[T]) -> Named:
-        """A choice in one form, whatever it was given as.
+        """Normalise and check a choice.
 
         Parameters
         ----------
@@ -153,7 +153,7 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
         Raises
         ------
         PartError
-            There is no such part, or it has no such option.
+            There is no such component, or it has no such option.
         """
         found = self.read(choice)
         if found.given is None or _is_factory(found.given):
@@ -161,24 +161,24 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
         return found
 
     def make(self, choice: Choice[T], *context: Any) -> T:
-        """The part itself.
+        """Construct a component.
 
         Parameters
         ----------
         choice
             As `named` takes it.
         *context
-            What parts of this kind are made for.
+            Positional arguments of the factory.
 
         Returns
         -------
         object
-            A new one; an object that was given is itself, or a copy where it changes with use.
+            A new one; for a given object, the object itself, or a copy if it has state.
 
         Raises
         ------
         PartError
-            There is no such part, or it cannot be made with these options.
+            There is no such component, or it cannot be constructed with these options.
         """
         named = self.named(choice)
         if named.given is not None and not _is_factory(named.given):
@@ -194,7 +194,7 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
             raise PartError(f"{told}: {error}") from error
 
     def read(self, choice: Choice[T]) -> Named:
-        """`named`, without asking whether there is such a part."""
+        """`named` without the check."""
         if isinstance(choice, Named):
             return choice
         if isinstance(choice, str):
@@ -238,14 +238,14 @@ _importing: set[str] = set()
 
 
 def import_outside(modules: str) -> None:
-    """Import what registers parts from outside: names of modules, and files, once a process."""
+    """Import the modules and files that register components, once per process."""
     if modules in _importing:
         return
-    _importing.add(modules)  # before: what is imported may ask for a part
+    _importing.add(modules)  # first, since the modules may use a registry
     for module in filter(None, modules.split(os.pathsep)):
         try:
             _import(module)
-        except Exception as error:  # whatever their code raises
+        except Exception as error:  # of the imported code
             _importing.discard(modules)
             told = "there is no such file" if isinstance(error, FileNotFoundError) else repr(error)
             asked = f"{module} cannot be imported (--import or {IMPORT})"
@@ -268,7 +268,7 @@ def _import(module: str) -> None:
 def check_options(
     who: str, options: Mapping[str, Any], make: Callable[..., Any], context: int = 0
 ) -> None:
-    """An error that names what `make` does not take, or what it needs besides.
+    """Raise PartError for an option that `make` does not take, or one that it lacks.
 
     >>> check_options("a pair", {}, lambda left, right=1: (left, right))
     Traceback (most recent call last):

@@ -1,11 +1,11 @@
-"""A key stands for one example: what comes under it again must be the same."""
+"""Idempotency keys: a retry must have the same image and label."""
 
 from __future__ import annotations
 
 from anytimecl.errors import KeyUsedError
 from anytimecl.journaled import JournaledTrainer
 
-ALIKE = 0.999  # cosine: another machine may round an image otherwise, and it is the same still
+ALIKE = 0.999  # cosine from which images are the same: another machine may round differently
 
 
 def check_same(
@@ -16,7 +16,7 @@ def check_same(
     record: bytes,
     content: int | None,
 ) -> None:
-    """KeyUsedError unless this is the image, under a label that it has or had, of the example."""
+    """Raise KeyUsedError unless image and label match; earlier labels of the example match too."""
     memory = trainer.memory
     now = memory.label(example)
     brought = label == now or memory.came_with(key, label)

@@ -1,6 +1,7 @@
-"""What is stored, page by page: with what the experts say of it now, and what looks wrong first.
+"""Pages of stored examples, with the experts' current predictions; probable label errors first.
 
-An example is *suspicious* if the experts, as they would be without it, give its label little.
+An example is *suspicious* if the Gaussian expert, with the example left out, gives its label a low
+probability.
 """
 
 from __future__ import annotations
@@ -26,46 +27,46 @@ from anytimecl.predicting import Predicting
 from anytimecl.suspicion import suspicion, without_itself
 from anytimecl.tail import images_of
 
-CHUNK = 256  # examples that are decoded at once
+CHUNK = 256  # examples decoded at once
 MOST = 1000  # examples on a page
 
-Said = Mapping[str, tuple[str, float]]  # expert -> the label it would give, how likely
+Said = Mapping[str, tuple[str, float]]  # expert -> its label, and the probability
 
 
 @dataclass(frozen=True)
 class StoredExample:
-    """An example as it is stored, and what is said of it."""
+    """A stored example, and the experts' predictions for it."""
 
     id: int
-    source: str | None  # what it was called where it came from
+    source: str | None  # its name where it comes from
     label: str
-    time: datetime | None  # when it was first taught
-    says: Said  # what each expert says of it now; all but the models as if it were not learned
-    suspicion: float | None = None  # how likely its label is wrong, where that was asked
-    similarity: float | None = None  # cosine to the image that was asked about
+    time: datetime | None  # when it was first learned
+    says: Said  # each expert's current prediction; leave-one-out, except for the two models
+    suspicion: float | None = None  # probability that its label is wrong, if asked for
+    similarity: float | None = None  # cosine to the given image, if any
 
 
 @dataclass(frozen=True)
 class ExamplePage:
-    """Some examples, and where the next page begins."""
+    """A page of examples."""
 
     examples: list[StoredExample]
-    next: str | None  # the `after` of the next page; None: that was all
-    total: int  # that match, on all pages
+    next: str | None  # `after` of the next page; None on the last one
+    total: int  # number of matches on all pages
 
 
 class Found(NamedTuple):
-    """An example that matches, with what it is ranked by."""
+    """A matching example, and the score that it is ranked by."""
 
     id: int
     score: float | None = None
 
 
-# Which examples
+# Matching
 
 
 def matching(store: Store, label: str | None, source: str | None) -> list[int]:
-    """Examples of a label, with a text in the name of their source; the newest come first."""
+    """Examples of a label, with a text in the name of their source; the newest first."""
     wanted, places = _where(label, source)
     with store.reading() as db:
         rows = db.execute(f"SELECT e.id {wanted} ORDER BY e.id DESC", places)
@@ -75,7 +76,7 @@ def matching(store: Store, label: str | None, source: str | None) -> list[int]:
 def newest(
     store: Store, label: str | None, source: str | None, after: str | None, limit: int
 ) -> tuple[list[Found], int]:
-    """A page of `matching`, without looking at the rest; and how many match."""
+    """A page of `matching`, without reading the rest, and the number of matches."""
     wanted, places = _where(label, source)
     before = "" if after is None else "AND e.id < :after"
     page = f"SELECT e.id {wanted} {before} ORDER BY e.id DESC LIMIT :limit"
@@ -90,7 +91,7 @@ def newest(
 
 
 def ranked(found: Sequence[Found], after: str | None, limit: int) -> list[Found]:
-    """A page of examples by score, the highest first."""
+    """A page of examples by descending score."""
     order = sorted(found, key=_rank)
     if after is None:
         return order[:limit]
@@ -103,7 +104,7 @@ def ranked(found: Sequence[Found], after: str | None, limit: int) -> list[Found]
 
 
 def cursor(last: Found) -> str:
-    """To go on after an example."""
+    """Cursor of the page after an example."""
     return str(last.id) if last.score is None else f"{last.score!r}:{last.id}"
 
 
@@ -132,30 +133,30 @@ def _where(label: str | None, source: str | None) -> tuple[str, dict[str, object
     return wanted, {"label": label, "source": source}
 
 
-# What is said of them
+# Predictions
 
 
 class Vectors:
-    """The original model's vectors of stored examples, worked out when they are first wanted.
+    """Cache of the original model's embeddings of stored examples, computed on demand.
 
-    Threads may ask at once. Each works on what was there when it began, and what it found is kept
-    unless somebody else kept or cleared something meanwhile.
+    Thread-safe: each call works on the cache as it was at its start, and stores its result unless
+    another thread changed the cache meanwhile.
     """
 
     def __init__(self, dim: int) -> None:
         self._empty = torch.empty(0, dim, dtype=torch.float16)
-        self._kept: tuple[dict[int, int], Tensor] = {}, self._empty  # place of an example, vectors
+        self._kept: tuple[dict[int, int], Tensor] = {}, self._empty  # row by example, embeddings
         self._lock = threading.Lock()
 
     def clear(self) -> None:
-        """Nothing of what was forgotten may stay."""
+        """Drop everything."""
         with self._lock:
             self._kept = {}, self._empty
 
     def of(
         self, examples: Sequence[int], trainer: JournaledTrainer, progress: Progress | None = None
     ) -> tuple[list[int], Tensor]:
-        """Those of them that can be read, and their vectors [example, dim]."""
+        """Those of `examples` that can be read, and their embeddings [example, dim]."""
         began = self._kept
         places, parts = dict(began[0]), [began[1]]
         new = [example for example in examples if example not in places]
@@ -177,19 +178,19 @@ class Vectors:
 
 @torch.no_grad()
 def vectors_of(records: Sequence[bytes], codec: Codec, backbone: Backbone) -> Tensor:
-    """Of records, as the original model sees them: [record, dim]."""
+    """The original model's embeddings of records, [record, dim]."""
     tokens = codec.decode(records, backbone.device)
     return images_of(backbone.tail, backbone.spec.tail, tokens).float().cpu()
 
 
 def said(labels: Sequence[str], probabilities: Tensor) -> list[tuple[str, float]]:
-    """The likeliest label of each image [image, label]."""
+    """The most probable label of each image, with its probability, from [image, label]."""
     best, at = probabilities.max(1)
     return [(labels[i], value) for i, value in zip(at.tolist(), best.tolist(), strict=True)]
 
 
 class Review(Predicting):
-    """The part of a classifier that shows what is stored."""
+    """The part of a classifier that lists stored examples."""
 
     _vectors: Vectors
 
@@ -208,18 +209,18 @@ class Review(Predicting):
         Parameters
         ----------
         label, source
-            Only those of a label, or with this text in the name of their source.
+            Only examples of this label, or with this text in the name of their source.
         like
-            The most similar to this image first, or to one whose tokens `encode` returned.
+            Rank by similarity to this image, or to one given as tokens from `encode`.
         suspicious
-            The most probable label errors first. The first such call of a session, or the first
-            with `like`, decodes every example concerned, which `progress` reports.
+            Rank by the probability of a label error. The first such call, or the first with
+            `like`, decodes every example concerned, which `progress` reports.
         after
             `next` of the page before.
         limit
             Examples on the page, 1000 at most.
         progress
-            Called with the examples decoded and those to decode.
+            Called with the number of decoded examples and their total.
 
         Returns
         -------
@@ -282,7 +283,7 @@ class Review(Predicting):
 
     @torch.no_grad()
     def _said(self, records: Mapping[int, bytes]) -> dict[int, Said]:
-        """What each expert says of examples, over every label that is known."""
+        """Each expert's prediction for examples, over every seen label."""
         if not records:
             return {}
         trainer = self._trainer

@@ -1,7 +1,7 @@
-"""Which stored examples join the new one in a batch.
+"""Samplers: which stored examples are replayed with the new one.
 
-Every sampler knows examples by id and draws in time that depends on the batch, not on how many
-examples are stored. Randomness comes from the caller, so that a step can be repeated exactly.
+A sampler knows examples by id. The time for a draw depends on the batch size, not on the number of
+stored examples. The caller passes the random generator, so that a step can be repeated exactly.
 """
 
 from __future__ import annotations
@@ -18,33 +18,32 @@ from anytimecl.registry import Registry
 class Sampler(Protocol):
     """Draws ids of stored examples.
 
-    Unless a subclass says otherwise, a name means nothing to it, and it has no state beside the
-    stored examples.
+    By default renaming a label changes nothing, and there is no state beyond the stored examples.
     """
 
     def add(self, example: int, label: str) -> None:
-        """An example was stored, or has this label now."""
+        """An example was stored, or relabelled to this label."""
 
     def remove(self, example: int, label: str) -> None:
-        """An example was forgotten."""
+        """An example was forgotten, or is about to be relabelled."""
 
     def rename(self, label: str, to: str) -> None:
-        """A label is called otherwise, and its examples with it."""
+        """A label was renamed."""
 
     def draw(self, count: int, random: Random) -> list[int]:
-        """At most `count` ids."""
+        """Draw at most `count` ids."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What cannot be rebuilt by adding the stored examples again, as plain JSON values."""
+        """State that adding the stored examples again cannot rebuild, as JSON values."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take back a `state`, after those of its examples that are still stored were added."""
+        """Restore a `state`, after all examples that are still stored were added."""
 
 
 def _drop(examples: list[int], example: int) -> int:
-    """Take an example out of an ascending list; returns where it was."""
+    """Remove an example from a sorted list; returns its position."""
     place = bisect_left(examples, example)
     if place == len(examples) or examples[place] != example:
         raise ValueError(f"There is no example {example}.")
@@ -53,7 +52,7 @@ def _drop(examples: list[int], example: int) -> int:
 
 
 class ClassBalanced(Sampler):
-    """Uniformly drawn classes, equally many examples of each: the paper's choice.
+    """Draw classes uniformly, then the same number of examples of each: the paper's sampler.
 
     >>> sampler = ClassBalanced()
     >>> for example, label in enumerate(["cat", "cat", "cat", "dog"]):
@@ -89,7 +88,7 @@ class ClassBalanced(Sampler):
         return [i for label in classes for i in _some(self._examples[label], each, random)]
 
     def state(self) -> dict[str, Any]:
-        # A label keeps its place even when its first example is forgotten.
+        # The order of the labels stays, even if the first example of one is forgotten.
         return {"labels": self._labels}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -97,14 +96,14 @@ class ClassBalanced(Sampler):
 
 
 def _some(examples: list[int], count: int, random: Random) -> list[int]:
-    """`count` of them: without repeats where there are enough, so that every class weighs alike."""
+    """Draw `count` examples, with replacement only if there are fewer: classes weigh the same."""
     if len(examples) >= count:
         return random.sample(examples, count)
     return random.choices(examples, k=count)
 
 
 class Uniform(Sampler):
-    """Any stored example, equally likely."""
+    """Draw uniformly from all stored examples."""
 
     def __init__(self) -> None:
         self._examples: list[int] = []
@@ -120,7 +119,7 @@ class Uniform(Sampler):
 
 
 class Fifo(Sampler):
-    """Round and round, in the order of arrival."""
+    """Cycle through the examples in order of arrival."""
 
     def __init__(self) -> None:
         self._examples: list[int] = []
@@ -129,7 +128,7 @@ class Fifo(Sampler):
     def add(self, example: int, label: str) -> None:
         insort(self._examples, example)
         if example < self._examples[-1] and bisect_left(self._examples, example) < self._next:
-            self._next += 1  # one that got another label comes back to its place
+            self._next += 1  # a relabelled example is inserted at its old position
 
     def remove(self, example: int, label: str) -> None:
         if _drop(self._examples, example) < self._next:
@@ -152,11 +151,11 @@ class Fifo(Sampler):
 
 
 class FrequencyWeighted(Sampler):
-    """Examples seldom drawn are likelier: the weight is `max(xi ** times_drawn, least)`.
+    """Draw examples with weight `max(xi ** times_drawn, least)`.
 
-    The batch that it came in counts: a newcomer's weight is `xi`. Weights take few values, so
-    examples live in one bucket per value: a draw picks a bucket by its total weight, then anyone
-    in it.
+    A new example's own batch counts, so it starts with weight `xi`. There are few distinct weights:
+    examples are kept in one bucket for each, and a draw picks a bucket by its total weight, then an
+    example in it uniformly.
     """
 
     def __init__(self, xi: float = 0.99, least: float = 0.01) -> None:
@@ -167,7 +166,7 @@ class FrequencyWeighted(Sampler):
         self._place: dict[int, tuple[int, int]] = {}  # example -> bucket, position
 
     def add(self, example: int, label: str) -> None:
-        self._put(example, min(1, len(self._buckets) - 1))  # a newcomer was in its own batch
+        self._put(example, min(1, len(self._buckets) - 1))  # it was in its own batch
 
     def remove(self, example: int, label: str) -> None:
         self._take(example)
@@ -178,7 +177,7 @@ class FrequencyWeighted(Sampler):
         else:
             sizes = zip(self._weights, self._buckets, strict=True)
             totals = list(accumulate(weight * len(bucket) for weight, bucket in sizes))
-            chosen: dict[int, None] = {}  # an example joins a batch once: repeats are drawn anew
+            chosen: dict[int, None] = {}  # without replacement: repeats are drawn again
             while len(chosen) < count:
                 bucket = bisect_right(totals, random.random() * totals[-1])
                 chosen[random.choice(self._buckets[bucket])] = None
@@ -188,7 +187,7 @@ class FrequencyWeighted(Sampler):
         return drawn
 
     def _used(self, example: int) -> None:
-        """It was in a batch: its weight sinks by a step."""
+        """Move an example that was drawn to the bucket of the next lower weight."""
         bucket = self._take(example)
         self._put(example, min(bucket + 1, len(self._buckets) - 1))
 
@@ -199,7 +198,7 @@ class FrequencyWeighted(Sampler):
     def _take(self, example: int) -> int:
         bucket, position = self._place.pop(example)
         last = self._buckets[bucket].pop()
-        if last != example:  # the last one fills the gap
+        if last != example:  # swap-remove
             self._buckets[bucket][position] = last
             self._place[last] = (bucket, position)
         return bucket
@@ -229,7 +228,7 @@ SAMPLERS: Registry[Sampler] = Registry(
 
 
 class Examples:
-    """The label of every example, and a sampler that is kept in step with it.
+    """The label of every example, and the sampler, updated together.
 
     >>> examples = Examples(Uniform())
     >>> examples.add(1, "cat")
@@ -240,33 +239,33 @@ class Examples:
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
-        self._of: list[int] = []  # by example, a place in `_texts`: ids are dense enough for that
-        self._texts: list[str] = [""]  # so that another name for a label is one for its examples
+        self._of: list[int] = []  # index into `_texts` by example; ids are nearly dense
+        self._texts: list[str] = [""]  # a label is renamed here, for all its examples at once
         self._place: dict[str, int] = {}
         self._counts: dict[str, int] = {}
 
     def label_of(self, example: int) -> str:
-        """The label of an example, "" if there is none."""
+        """The label of an example; "" if there is no such example."""
         return self._texts[self._of[example]] if 0 <= example < len(self._of) else ""
 
     def known(self, examples: Iterable[int]) -> list[int]:
-        """Those of them that were learned."""
+        """Those of `examples` that are here, in the same order."""
         return [example for example in examples if self.label_of(example)]
 
     def ids(self, before: int | None = None) -> list[int]:
-        """All of them, or those of the numbers below one."""
+        """All examples, or those with an id below `before`."""
         return [i for i, place in enumerate(self._of[:before]) if place]
 
     def count(self, label: str) -> int:
-        """How many are called so."""
+        """Number of examples of a label."""
         return self._counts.get(label, 0)
 
     def draw(self, count: int, random: Random) -> list[tuple[int, str]]:
-        """At most `count` examples, and what each is called."""
+        """At most `count` examples with their labels."""
         return [(each, self.label_of(each)) for each in self.sampler.draw(count, random)]
 
     def add(self, example: int, label: str) -> None:
-        """An example was learned, and may be drawn."""
+        """Add a learned example, which may be drawn from now on."""
         self.sampler.add(example, label)
         if label not in self._place:
             self._place[label] = len(self._texts)
@@ -276,21 +275,21 @@ class Examples:
         self._counts[label] = self.count(label) + 1
 
     def remove(self, example: int) -> bool:
-        """An example is gone; whether it was the last of its label."""
+        """Remove an example; returns whether it was the last of its label."""
         label = self.label_of(example)
         self._of[example] = 0
         self.sampler.remove(example, label)
         return self._one_less(label)
 
     def move(self, example: int, label: str) -> bool:
-        """An example is called otherwise; whether it was the last of the label that it had."""
+        """Relabel an example; returns whether it was the last of its old label."""
         before = self.label_of(example)
         self.sampler.remove(example, before)
         self.add(example, label)
         return self._one_less(before)
 
     def rename(self, label: str, to: str) -> None:
-        """All examples of a label are called otherwise."""
+        """Rename a label."""
         self.sampler.rename(label, to)
         self._counts[to] = self._counts.pop(label)
         place = self._place.pop(label)

@@ -1,4 +1,4 @@
-"""How a memory is learned from: written into it when it is made, and the same ever after."""
+"""Settings of a memory: stored in it when it is created, and fixed from then on."""
 
 from __future__ import annotations
 
@@ -26,36 +26,37 @@ RETIRED = ("recalled", "gated", "paired")  # blends whose memories go on with th
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    """The paper's settings for learning online, and offline from the whole memory.
+    """Hyperparameters of online learning, and of offline training over the whole memory.
 
     Parameters
     ----------
     batch
-        Examples a step: the new one, and those from memory.
+        Batch size of a step: the new example and replayed ones.
     lr
         Learning rate of AdamW online.
     eager
-        A surprise of a new label is learned at up to (1 + eager) * lr; 0 in the paper.
+        A wrongly predicted example is learned at up to (1 + eager) * lr while its label has few
+        examples; 0 in the paper.
     weight_decay
-        Of AdamW.
+        Weight decay of AdamW.
     beta
-        Weight of the second term of the loss, in which "other" is right.
+        Weight of the second term of the loss, whose target is "other".
     scale
-        Of the cosines in the loss; None: the model's own, as in the paper.
+        Logit scale of the loss; None: the model's own, as in the paper.
     offline_batch
-        Examples a step of `consolidate`.
+        Batch size of `consolidate`.
     offline_lr
-        At that batch; a smaller one takes proportionally less.
+        Learning rate at that batch size; scaled linearly for a smaller one.
     offline_least_lr
-        Where the cosine ends.
+        Final learning rate of the cosine schedule.
     imprint
-        How far the mean image of a label moves the label vector of the tuned model, which is its
-        text embedding alone at 0, as in the paper. Only where the last blocks alone are tuned, of a
-        model with a prior.
+        Strength of weight imprinting: how far a label's mean image embedding moves its label vector
+        in the tuned model; 0 (text embedding alone) in the paper. Needs `tune="block"` and a prior.
     tune
-        The last blocks, a classifier on top of the label texts, or both.
+        What is trained: the tail's blocks, a classifier initialised with the text embeddings, or
+        both.
     precision
-        Of a step's products; "auto": bfloat16 where that is faster.
+        Precision of matrix products in a step; "auto": bfloat16 where that is faster.
 
     Examples
     --------
@@ -77,7 +78,7 @@ class LearnerConfig:
     precision: Precision = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be learned with."""
+        """Validate."""
         if self.tune not in ("block", "classifier", "both"):
             raise ValueError(f'tune is "block", "classifier" or "both", not {self.tune!r}.')
         if self.precision not in get_args(Precision):
@@ -93,28 +94,28 @@ class LearnerConfig:
 
 @dataclass(frozen=True)
 class Settings:
-    """Fixed when a memory is created, except for the blend and the learner's precision.
+    """Settings of a memory; after creation, only blend and precision can be changed.
 
-    Codec, sampler, blend and each expert are a name, {"name": ..., "options": {...}}, or an object.
+    Codec, sampler, blend and experts are a name, {"name": ..., "options": {...}} or an object.
 
     Parameters
     ----------
     codec
-        How tokens are stored.
+        How tokens are compressed.
     sampler
-        Which stored examples are replayed with a new one.
+        How replayed examples are drawn.
     blend
         How the experts are combined: "pool", or the paper's "ocw".
     eta
-        Decay of the running accuracies, over about 1 / (1 - eta) examples of a label.
+        Decay of the running accuracies: averages over about 1 / (1 - eta) examples of a label.
     seed
-        Of every random draw.
+        Seed of every random draw.
     templates
-        Prompts for labels; None: the model's own.
+        Prompt templates for labels; None: the model's own.
     learner
         How the tuned model learns.
     experts
-        Experts of your own in the pool, besides the built-in ones.
+        Custom experts in the pool, besides the built-in ones.
 
     Examples
     --------
@@ -134,7 +135,7 @@ class Settings:
     experts: tuple[Choice[Expert], ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse, before a memory is made with it, what cannot be learned with."""
+        """Validate, before a memory is created."""
         for item, known in PARTS.items():
             object.__setattr__(self, item, _one_form(known, getattr(self, item)))
         experts = self.experts if isinstance(self.experts, list | tuple) else (self.experts,)
@@ -146,7 +147,7 @@ class Settings:
             object.__setattr__(self, "templates", tuple(self.templates))
 
     def to_json(self) -> str:
-        """As text, the same for equal settings.
+        """Serialise; equal settings give equal text.
 
         Returns
         -------
@@ -159,28 +160,28 @@ class Settings:
             plain[item] = known.named(plain[item]).plain()
         plain["experts"] = [EXPERTS.named(each).plain() for each in self.experts]
         if not self.experts:
-            del plain["experts"]  # as before there were others
+            del plain["experts"]  # as older versions wrote it
         return json.dumps(plain, sort_keys=True)
 
     def other_experts(self, dim: int, prior: Prior | None) -> dict[str, Expert]:
-        """New ones, by name, for image vectors of that width.
+        """Construct the custom experts.
 
         Parameters
         ----------
         dim
-            Of image vectors.
+            Width of image embeddings.
         prior
-            What is known of the model's image vectors beforehand.
+            Prior of the model's image embeddings.
 
         Returns
         -------
         dict of str to Expert
-            Those that stand in the pool beside the library's own.
+            Custom experts by name.
         """
         return {EXPERTS.named(each).name: EXPERTS.make(each, dim, prior) for each in self.experts}
 
     def name_of(self, item: str) -> str:
-        """The name of a part, whatever its options.
+        """The name of a component, without its options.
 
         Parameters
         ----------
@@ -190,36 +191,36 @@ class Settings:
         Returns
         -------
         str
-            As it is registered.
+            Its registered name.
         """
         return PARTS[item].named(getattr(self, item)).name
 
     @classmethod
     def from_json(cls, text: str, asked: Settings | None = None) -> Settings:
-        """Back from `to_json`.
+        """Parse the result of `to_json`.
 
         Parameters
         ----------
         text
             From `to_json`.
         asked
-            Settings that may hold the very objects that the text names.
+            Settings with objects for components that the text names, if they are not registered.
 
         Returns
         -------
         Settings
-            As they were.
+            The settings.
 
         Raises
         ------
         StoreError
-            The text is of another version, or names something that nobody has registered.
+            The text is of another version, or names a component that is not registered.
         """
         try:
             values = json.loads(text)
             if asked is not None:
                 _take_objects(values, asked)
-            # A memory that was made before there were these goes on as it began.
+            # Memories older than these settings keep their behaviour.
             before = {"eager": 0.0, "imprint": 0.0}
             values["learner"] = LearnerConfig(**before | values["learner"])
             if values["blend"] in RETIRED:
@@ -238,22 +239,22 @@ class Settings:
             ) from error
 
     def agreed(self, asked: Settings | None) -> Settings:
-        """These settings, with the blend and the precision asked for; all else is fixed.
+        """These settings, with the blend and precision of `asked`.
 
         Parameters
         ----------
         asked
-            What a memory is opened with; None for nothing in particular.
+            Settings given when opening the memory; None for its own.
 
         Returns
         -------
         Settings
-            To open it with.
+            Settings to open it with.
 
         Raises
         ------
         StoreError
-            Something else than the blend and the precision differs.
+            Something other than blend and precision differs.
         """
         if asked is None:
             return self
@@ -270,14 +271,14 @@ class Settings:
 
 
 def _one_form(known: Registry[Any], choice: Choice[Any]) -> str | Named:
-    """A name where that says all, so that equal choices are equal."""
+    """The name alone if there are no options or object, so that equal choices compare equal."""
     named = known.named(choice)
     return named if named.options or named.given is not None else named.name
 
 
 def _take_objects(values: dict[str, Any], asked: Settings) -> None:
-    """Where the same is asked for, take what was given for it: it may be known by nobody else."""
-    values["blend"] = asked.blend  # any may be asked for
+    """Use the objects in `asked` for components of the same name, which may not be registered."""
+    values["blend"] = asked.blend  # may differ
     for item in ("codec", "sampler"):
         given = getattr(asked, item)
         if PARTS[item].named(given).plain() == values[item]:

@@ -34,7 +34,7 @@ class Update:
     gradients: Mapping[str, Gradient]
 
     def whole(self) -> dict[str, Tensor]:
-        """Every gradient multiplied out."""
+        """Gradients as full tensors."""
         return {n: g if isinstance(g, Tensor) else g.whole() for n, g in self.gradients.items()}
 
 

@@ -1,11 +1,11 @@
-"""A whole stream learned at once: one online step for each example, the host out of the way.
+"""Online learning over a stream known in advance, without synchronising with the host.
 
-Which examples a batch holds depends on the seed and on what came before, never on the weights. So
-all draws of a stretch of the stream are made first, on the host, and laid out in tables; the
-step reads its row of them, and everything else stays on the device.
+The batches depend on the seed and the examples before, not on the weights. So the host draws the
+batches of a stretch of steps in advance and writes them to tables on the device, from which each
+step reads its row.
 
-The examples are resident on the device, as full tokens or compressed; or, where they are too many
-for it, a `ExampleSource` brings those that the next steps read.
+Examples are resident on the device, as tokens or in low-rank form; if they do not fit, an
+`ExampleSource` transfers those that the next steps read.
 """
 
 from __future__ import annotations
@@ -31,47 +31,46 @@ from anytimecl.settings import Settings
 from anytimecl.step import Batch
 from anytimecl.tail import Params, TailInput, Tokens, look, pick
 
-STRETCH = 2048  # steps whose draws are made ahead; the device works on one stretch meanwhile
-_CHUNK = 256  # examples that the original model looks at in one go
+STRETCH = 2048  # steps whose batches are drawn in advance, while the device runs a stretch
+_CHUNK = 256  # batch size of the original model's forward pass
 
 
 class _Tables(NamedTuple):
-    """What the steps of a stretch read, one row each."""
+    """Inputs of the steps of a stretch, a row each."""
 
-    batch: Tensor  # [step, batch], examples: the newcomer first, then stored ones, then padding
-    weight: Tensor  # [step, batch], of each in the loss; padding weighs nothing
-    known: Tensor  # [step], labels seen, the newcomer's among them
-    rate: Tensor  # [step], of learning the newcomer if it is a surprise
-    shift: Tensor  # [step, dim], what its label's images look like from then on
+    batch: Tensor  # [step, batch], example indices: the new one, replayed ones, padding
+    weight: Tensor  # [step, batch], weights in the loss; 0 for padding
+    known: Tensor  # [step], number of seen labels, including the new example's
+    rate: Tensor  # [step], learning rate if the new example is predicted wrongly
+    shift: Tensor  # [step, dim], imprint of the new example's label after this step
 
 
 class ExampleSource(Protocol):
-    """Examples that are kept elsewhere than on the device."""
+    """Examples that are not resident on the device."""
 
     def take(self, indices: Sequence[int]) -> Tensor | TailInput:
-        """Some of them, on the device, in single precision."""
+        """Some examples, on the device, in float32."""
         ...
 
     def bring(self, batches: Sequence[Sequence[int]], turn: int) -> None:
-        """Called before each step: what `brought` gives at this turn has to be on the device.
+        """Called before each step: transfer the batch that `brought` returns at this turn.
 
-        `batches` [step][example] are those of all turns of a stretch, each of the same size.
+        `batches` [step][example] are those of the whole stretch, all of one size.
         """
         ...
 
     def brought(self, turn: Tensor, size: int) -> Tensor | TailInput:
-        """The batch of this turn [1], in single precision; a graph of it may be replayed."""
+        """The batch of this turn [1], in float32; may be captured in a CUDA graph."""
         ...
 
 
 class StreamLearner:
-    """The online method over examples that are known beforehand; the same steps as `Trainer`.
+    """The online method over examples known in advance; the same steps as `Trainer`.
 
-    `examples` are the tokens [example, token, width] of all of them, or what a one-block tail sees
-    of them, or a source of either; `labels` their labels; `vectors` the embedding of each label.
-    With `compiled` a GPU's step takes less time, after some seconds of compiling: for streams of
-    tens of thousands. Then "auto" precision is bfloat16; otherwise a GPU's products are in
-    TF32.
+    `examples` are tokens [example, token, width], input of a one-block tail, or a source of either;
+    `labels` their labels; `vectors` the embedding of each label. With `compiled` a GPU's step takes
+    less time, after some seconds of compilation: for streams of tens of thousands of examples. Then
+    "auto" precision means bfloat16; otherwise a GPU multiplies in TF32.
     """
 
     learner_type: Callable[..., Learner] = OnlineLearner
@@ -91,7 +90,7 @@ class StreamLearner:
         self.compiled = compiled and next(iter(tail.values())).is_cuda
         config = settings.learner
         if self.compiled and config.precision == "auto" and torch.cuda.is_bf16_supported(False):
-            # Once a compiler has been over them, conversions cost nothing.
+            # Compiled, conversions are fused and cost nothing.
             config = dataclasses.replace(config, precision="bfloat16")
         self.learner = self.learner_type(spec, tail, config)
         self.model = Model(spec, tail, settings, prior, self.learner)
@@ -100,9 +99,9 @@ class StreamLearner:
         self._examples = _resident(examples, spec)
         self._label_of = labels
         self._vector_of = vectors
-        self._coming: Sequence[Sequence[int]] = ()  # batches of the stretch, by example
-        self._at: list[int] = []  # the examples learned; the sampler knows them by their turn
-        self._learned: Counter[str] = Counter()  # how many of each label
+        self._coming: Sequence[Sequence[int]] = ()  # example indices of the stretch's batches
+        self._at: list[int] = []  # indices of learned examples; the sampler's id is position + 1
+        self._learned: Counter[str] = Counter()  # examples by label
         room = len(set(labels))
         device = self.learner.other.device
         self.learner.make_room(room)
@@ -118,12 +117,12 @@ class StreamLearner:
             torch.zeros(STRETCH, device=device),
             torch.zeros(STRETCH, 0 if self.model.imprint is None else spec.dim, device=device),
         )
-        if self.model.imprint is not None:  # room for all, where a captured step finds it
+        if self.model.imprint is not None:  # allocated once: a captured step keeps the address
             self.learner.imprint(range(room), torch.zeros(room, spec.dim))
-        self.rate = torch.zeros((), device=device)  # this turn's
+        self.rate = torch.zeros((), device=device)  # of this turn
         self._turn = torch.zeros(1, dtype=torch.long, device=device)
         self._right = torch.zeros(STRETCH, dtype=torch.bool, device=device)
-        self._images = torch.zeros(STRETCH, spec.dim, device=device)  # as the tuned model saw them
+        self._images = torch.zeros(STRETCH, spec.dim, device=device)  # tuned embeddings
         self.count = torch.zeros((), device=device)  # of optimiser steps
 
     def learn(self, indices: Sequence[int]) -> None:
@@ -132,7 +131,7 @@ class StreamLearner:
         for start in range(0, len(indices), STRETCH):
             part = indices[start : start + STRETCH]
             told.append((len(self._at), part, self._learn_stretch(part)))
-            if self.model.imprint is not None:  # the next labels lie where these images do
+            if self.model.imprint is not None:  # the next stretch's imprints need these images
                 self._remember(*told.pop())
         for stretch in told:
             self._remember(*stretch)
@@ -140,8 +139,8 @@ class StreamLearner:
     def _remember(
         self, turn: int, indices: Sequence[int], found: tuple[Tensor, Tensor, Tensor]
     ) -> None:
-        """What was seen in a stretch, whose first is the next after `turn`."""
-        right, images, units = (each.cpu() for each in found)  # the device is waited for here alone
+        """Update the model with a stretch that followed example number `turn`."""
+        right, images, units = (each.cpu() for each in found)  # the only synchronisation
         seen = [
             Evidence(turn + number, self._label_of[index], unit, image)
             for number, (index, unit, image) in enumerate(
@@ -152,30 +151,30 @@ class StreamLearner:
 
     @property
     def estimates(self) -> Estimates:
-        """What is known of both models, label by label."""
+        """Running accuracies of both models by label."""
         return self.model.estimates
 
     @property
     def labels(self) -> list[str]:
-        """Seen, in order of first appearance."""
+        """Seen labels, in order of first appearance."""
         return self.model.labels
 
     @property
     def rows(self) -> dict[str, int]:
-        """Label -> its place in `labels`."""
+        """Index of each label in `labels`."""
         return self.model.rows
 
     def opinions(
         self, tokens: Tensor | TailInput, names: Sequence[str], vectors: Tensor
     ) -> Opinions:
-        """What everyone says now of a batch over these labels, whose `vectors` are given."""
+        """Scores of every expert for a batch over these labels, with embeddings `vectors`."""
         return self.model.opinions(tokens, names, vectors)
 
     @torch.no_grad()
     def _learn_stretch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """[step, 2]: which newcomers the tuned, the original model had been right about.
+        """Whether the tuned and the original model predicted each example rightly, [step, 2].
 
-        And how the original and the tuned model saw them, [step, dim].
+        Also the original and the tuned model's embeddings of the new examples, [step, dim] each.
         """
         self._draw(indices)
         images = self._original_images(indices)
@@ -198,7 +197,7 @@ class StreamLearner:
         return right, images, self._images[: len(indices)].clone()
 
     def _draw(self, indices: Sequence[int]) -> None:
-        """Fill the tables."""
+        """Draw the batches of a stretch and fill the tables."""
         size = self._settings.learner.batch
         batches, weights, known, rates = [], [], [], []
         for index in indices:
@@ -227,7 +226,7 @@ class StreamLearner:
             self.model.enter(label, self._vector_of[label])
 
     def _original_images(self, indices: Sequence[int]) -> Tensor:
-        """[step, dim], as the original model sees them, which never changes."""
+        """The original model's embeddings, [step, dim]."""
         parts = (indices[start : start + _CHUNK] for start in range(0, len(indices), _CHUNK))
         return torch.cat([self.learner.original_images(self._some(part)) for part in parts])
 
@@ -237,20 +236,20 @@ class StreamLearner:
         return self._examples.take(indices)
 
     def _original_right(self, indices: Sequence[int], images: Tensor) -> Tensor:
-        """Whether the original model was right about each newcomer."""
+        """Whether the original model predicts each new example rightly, [step]."""
         logits = self.learner.named_by_original(images, self._vectors)
         known = self._tables.known[: len(indices), None]
         logits = logits.masked_fill(self._columns >= known, -torch.inf)
         return logits.argmax(1) == self._target[torch.tensor(indices, device=logits.device)]
 
     def tensors(self) -> list[Tensor]:
-        """All that steps change."""
+        """Every tensor that steps change."""
         learned = [t for n, t in self.learner.state().items() if n != "steps"]
         imprinted = [] if self.model.imprint is None else [self.learner.shifts]
         return [*learned, *imprinted, self.count, self._turn]
 
     def batch(self) -> Batch:
-        """What this turn learns from."""
+        """The batch of this turn."""
         tables = self._tables
         chosen, weight = self._row(tables.batch), self._row(tables.weight)
         mask = torch.where(self._columns < self._row(tables.known), 0.0, -torch.inf)
@@ -262,7 +261,7 @@ class StreamLearner:
         return Batch(tokens, target, self._vectors, self._columns, mask, weight)
 
     def score(self, logits: Tensor, target: Tensor, images: Tensor) -> None:
-        """Whether the newcomer was known, before it is learned, and so how far the step goes."""
+        """Record whether the new example was predicted rightly, and set the learning rate."""
         right = logits[0].argmax() == target[0]
         self._right.index_copy_(0, self._turn, right.unsqueeze(0))
         self._images.index_copy_(0, self._turn, images[:1].float())
@@ -272,7 +271,7 @@ class StreamLearner:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Around the change of the weights, after which it is the next one's turn."""
+        """A context around the update of the weights; afterwards the turn is advanced."""
         yield
         if self.model.imprint is not None:
             newcomer = self._target.index_select(0, self._row(self._tables.batch)[:1])
@@ -286,7 +285,7 @@ class StreamLearner:
 def _resident(
     examples: Tensor | TailInput | ExampleSource, spec: Spec
 ) -> Tensor | TailInput | ExampleSource:
-    """As the step wants them: what can be done once is done ahead."""
+    """Examples as input of the step, with everything precomputed that can be."""
     if not isinstance(examples, Tensor | TailInput):
         return examples
     if isinstance(examples, TailInput):

@@ -1,7 +1,7 @@
-"""How likely the label of a stored example is wrong, from what the experts say without it.
+"""Label errors: the probability that a stored example's label is wrong.
 
-The Gaussian expert can be asked that in closed form. It is asked twice: wrong labels have gone into
-what it knows, so the second time it is one that knows only the examples it had no doubt about.
+From leave-one-out scores of the Gaussian expert, in closed form, in two passes: since label errors
+affect its statistics, the second pass uses only examples that the first one did not suspect.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 from anytimecl.experts import GaussianExpert
 from anytimecl.pool import START
 
-CHUNK = 256  # examples that are compared at once
-WEIGHT = START["gaussian"]  # of the expert's word: by itself it is far too sure to rank by
+CHUNK = 256  # examples compared at once
+WEIGHT = START["gaussian"]  # tempers the scores, which are overconfident
 
 
 def suspicion(
@@ -23,7 +23,7 @@ def suspicion(
     images: Tensor,  # [example, dim], unit vectors of the original model
     rows: Sequence[int],  # [example], of their labels
 ) -> Tensor:
-    """The probability [example] that the label is wrong, as said without that example."""
+    """Leave-one-out probability that the label is wrong, [example]."""
     if not len(images):
         return torch.empty(0)
     trusted = (_doubts(expert, images, rows, 1.0) < 0.5).nonzero().flatten().tolist()
@@ -33,16 +33,16 @@ def suspicion(
     own = [rows[i] for i in trusted]
     sound.count(range(1, len(own) + 1), own, images[trusted], expert.now.rows)
     second = _doubts(sound, images, rows, WEIGHT, known=set(trusted))
-    lost = sound.now.counts[list(rows)] == 0  # of a label nobody is left of, nothing more is known
+    lost = sound.now.counts[list(rows)] == 0  # every example of the label was suspected
     return (
         torch.where(lost, _doubts(expert, images, rows, WEIGHT), second) if lost.any() else second
     )
 
 
 def without_itself(expert: GaussianExpert, images: Tensor, rows: Sequence[int]) -> Tensor:
-    """G [example, row], of each example as if it had not been learned.
+    """G [example, row], leave-one-out for each example's own label.
 
-    To a label that it is the only example of, it is as to one that nobody ever saw: 0.
+    It is 0, as for an unseen label, if the example is the only one of its label.
     """
     own = torch.tensor(rows, dtype=torch.long)
     everyone = expert.scores(images, range(expert.now.rows))
@@ -57,7 +57,7 @@ def _doubts(
     weight: float,
     known: set[int] | None = None,
 ) -> Tensor:
-    """By an expert who has learned all of these examples, or those `known` alone."""
+    """Probability of a label error [example]; the expert learned all examples, or those `known`."""
     found = []
     for start in range(0, len(images), CHUNK):
         places = range(start, min(start + CHUNK, len(images)))

@@ -1,12 +1,12 @@
 """The last blocks of a vision transformer, as pure functions of a parameter mapping.
 
-Only the class token leaves the last block, so that block runs for one query: keys and values
-fold into it, and the patches are read once, as the constants that they are:
+Only the class token of the last block is used, so that block computes one query. The key and value
+projections are applied to the query and to the weighted sum, never to every token:
 
     q . (W_k x) = (W_k^T q) . x          sum_n p_n (W_v x_n) = W_v (sum_n p_n x_n)
 
-The first layer norm splits the same way. Its centring and scaling belong to the image
-(`normalise`, done once); its affine belongs to the weights and folds into query and value.
+The first layer norm is split: centring and scaling depend on the image alone (`normalise`, computed
+once per image), and its trainable affine is folded into query and value.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from anytimecl.backbone.spec import TailSpec
 from anytimecl.backbone.trunk import after_attention, block, mlp, norm, turned
 
 Params = Mapping[str, Tensor]
-CENTRES = 2  # compressed: the class token, and what the patches have in common
+CENTRES = 2  # compressed form: the class token and the mean of the patches
 
 
 class Tokens(NamedTuple):
-    """Normalised tokens of a batch of images, the class token first, as sums of a few parts.
+    """Normalised tokens of a batch of images, the class token first, optionally in low-rank form.
 
-    The parts may be the tokens themselves. In compressed form they are the class token, what the
-    patches have in common, and components of which every patch takes its share; the tokens are
-    never multiplied out. Each token has exactly one of the two `CENTRES` in it, once; components
-    are differences, in which a norm's shift is not.
+    In low-rank form, tokens are `coefficients @ parts`, which is never computed. The first two
+    parts (`CENTRES`) are the class token and the mean of the patches: each token has coefficient 1
+    for one and 0 for the other. The rest are components, to which a norm's shift does not apply.
     """
 
     parts: Tensor  # [batch, part, width], the class token first
@@ -47,41 +46,41 @@ class Tokens(NamedTuple):
         return cls(parts, shares)
 
     def of_parts(self, found: Tensor) -> Tensor:
-        """What was found for the parts, [batch, head, part], for the tokens, [.., token]."""
+        """Scores of parts, [batch, head, part], as scores of tokens, [.., token]."""
         return found if self.coefficients is None else found @ self.coefficients.mT
 
     def to_parts(self, weights: Tensor) -> Tensor:
-        """Weights of tokens, [batch, head, token], as weights of parts, [.., part]."""
+        """Attention weights of tokens, [batch, head, token], as weights of parts, [.., part]."""
         return weights if self.coefficients is None else weights @ self.coefficients
 
     def filled(self, parts: int) -> Self:
-        """In compressed form, with zeros up to so many parts."""
+        """Low-rank form, padded with zeros to this number of parts."""
         assert self.coefficients is not None, "tokens as they are cannot be more"
         spare = parts - self.parts.shape[1]
         return type(self)(F.pad(self.parts, (0, 0, 0, spare)), F.pad(self.coefficients, (0, spare)))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Both tensors, changed."""
+        """Apply a function to each tensor."""
         shares = self.coefficients
         return type(self)(change(self.parts), None if shares is None else change(shares))
 
 
 class TailInput(NamedTuple):
-    """All that a one-block tail sees of a batch of images."""
+    """Input of a one-block tail for a batch of images."""
 
-    cls: Tensor  # [batch, width], raw: it also feeds the residual; of a pooling head [batch, 0]
-    tokens: Tokens  # the block meets them only through its first norm
+    cls: Tensor  # [batch, width], before the norm, for the residual; [batch, 0] for a pooling head
+    tokens: Tokens  # after the first norm
 
     def map(self, change: Callable[[Tensor], Tensor]) -> TailInput:
-        """Every tensor, changed."""
+        """Apply a function to each tensor."""
         return TailInput(change(self.cls), self.tokens.map(change))
 
     def pick(self, rows: slice) -> TailInput:
-        """Some of the images."""
+        """A slice of the batch."""
         return self.map(lambda tensor: tensor[rows])
 
     def even(self, least: int = 0) -> TailInput:
-        """In compressed form, with as many parts as tensor cores like to multiply."""
+        """Low-rank form padded to a multiple of 8 parts, for tensor cores; else unchanged."""
         if self.tokens.coefficients is None:
             return self
         count = max(least, self.tokens.parts.shape[1])
@@ -89,14 +88,14 @@ class TailInput(NamedTuple):
 
 
 def pick(examples: Tensor | TailInput, chosen: Tensor) -> Tensor | TailInput:
-    """Some examples, in single precision."""
+    """The chosen examples, in float32."""
     if isinstance(examples, Tensor):
         return examples.index_select(0, chosen).float()
     return examples.map(lambda tensor: tensor.index_select(0, chosen).float())
 
 
 def first(examples: Tensor | TailInput) -> Tensor | TailInput:
-    """The first of a batch, to the bit as it is by itself: without parts that only others have."""
+    """The first example of a batch, bit for bit as if decoded alone: without padded parts."""
     if isinstance(examples, Tensor):
         return examples[:1]
     one = examples.pick(slice(1))
@@ -108,7 +107,7 @@ def first(examples: Tensor | TailInput) -> Tensor | TailInput:
 
 
 def embed(params: Params, spec: TailSpec, tokens: Tensor | TailInput) -> Tensor:
-    """Image features [batch, dim], not yet of unit length, from the tokens entering the tail."""
+    """Image features [batch, dim], not normalised, from the tokens entering the tail."""
     for index in range(spec.first, spec.last + (spec.pool == "map")):
         assert isinstance(tokens, Tensor), "only the last block can read compressed tokens"
         tokens = block(params, spec, index, tokens)
@@ -125,22 +124,22 @@ def embed(params: Params, spec: TailSpec, tokens: Tensor | TailInput) -> Tensor:
 
 
 def images_of(params: Params, spec: TailSpec, tokens: Tensor | TailInput) -> Tensor:
-    """Unit vectors [batch, dim]."""
+    """Image embeddings [batch, dim] of unit length, from the tokens entering the tail."""
     return F.normalize(embed(params, spec, tokens), dim=-1)
 
 
 def look(tokens: Tensor, eps: float) -> TailInput:
-    """Tokens [batch, token, width] as the last block sees them."""
+    """Tokens [batch, token, width] as input of a tail of one block."""
     return TailInput(tokens[:, 0], Tokens(normalise(tokens, eps)))
 
 
 def tail_input(params: Params, spec: TailSpec, tokens: Tensor | TailInput) -> TailInput:
-    """As the last block, or the pooling head, sees what enters it."""
+    """Input of the last block, or of the pooling head."""
     if isinstance(tokens, TailInput):
         return tokens
     if spec.pool != "map":
         return look(tokens, spec.norm_eps)
-    # A head has no class token, and the norm before it never changes: it belongs to the image.
+    # A head has no class token, and the norm before it is frozen.
     normed = norm(params, "post_layernorm", tokens, spec.norm_eps)
     return TailInput(normed[:, 0, :0], Tokens(normed))
 
@@ -148,7 +147,7 @@ def tail_input(params: Params, spec: TailSpec, tokens: Tensor | TailInput) -> Ta
 def normalise(x: Tensor, eps: float) -> Tensor:
     """A layer norm without its affine.
 
-    On a CPU as the norm of a single group, which gives the same in less than half the time.
+    On a CPU by `group_norm` with one group: the same result in less than half the time.
     """
     if x.is_cuda:
         return F.layer_norm(x, x.shape[-1:], eps=eps)
@@ -156,7 +155,7 @@ def normalise(x: Tensor, eps: float) -> Tensor:
 
 
 def single_query_block(params: Params, spec: TailSpec, seen: TailInput) -> Tensor:
-    """The last block for the class token alone: [batch, width]."""
+    """The last block's output for the class token: [batch, width]."""
     at = f"layers.{spec.last}."
     gain, shift = params[at + "layer_norm1.weight"], params[at + "layer_norm1.bias"]
     own = seen.tokens.parts[:, 0]
@@ -166,10 +165,10 @@ def single_query_block(params: Params, spec: TailSpec, seen: TailInput) -> Tenso
 
 
 def placed_query_block(params: Params, spec: TailSpec, tokens: Tensor) -> Tensor:
-    """The last block for the class token alone, whose keys are turned by their place.
+    """The last block's output for the class token, [batch, width], with rotary embeddings.
 
-    The class token has no place, so its query stays as it is, and values fold as ever. Keys do
-    not: each is turned otherwise, so they are made for every token [batch, token, width].
+    The class token has no position, so its query is not rotated, and values fold as elsewhere.
+    Each key has its own rotation, so keys are computed for every token.
     """
     assert spec.rotary is not None
     at = f"layers.{spec.last}."
@@ -187,7 +186,7 @@ def placed_query_block(params: Params, spec: TailSpec, tokens: Tensor) -> Tensor
 
 
 def attention_pool(params: Params, spec: TailSpec, tokens: Tokens) -> Tensor:
-    """SigLIP's head: a learned probe attends to every token."""
+    """SigLIP's attention pooling: a learned query attends to every token."""
     query = _linear(params, "head.attention.q_proj", params["head.probe"])
     query = query.expand(len(tokens.parts), -1)
     x = _attend(params, "head.attention.", spec.heads, query, tokens)
@@ -200,11 +199,11 @@ def _attend(
     heads: int,
     query: Tensor,  # [batch, width]
     tokens: Tokens,
-    affine: tuple[Tensor, Tensor] | None = None,  # the norm's gain and shift [width] each
+    affine: tuple[Tensor, Tensor] | None = None,  # gain and shift of the norm, [width] each
 ) -> Tensor:
-    """One query's attention, with keys, values and the norm's affine folded into it.
+    """Attention of one query per image; key and value projections and the affine are folded in.
 
-    The key bias and the shift add the same to every score of a head, so softmax drops them.
+    The key bias and the shift add a constant to all scores of a head, so softmax cancels them.
     """
     w_k = params[at + "k_proj.weight"]
     batch, width = query.shape
@@ -221,7 +220,7 @@ def _attend(
 
 
 def _values(params: Params, at: str, heads: int, mixed: Tensor) -> Tensor:
-    """What attention gives for the tokens that each head mixed, [batch, head, width]."""
+    """Value and output projections of each head's weighted sum of tokens [batch, head, width]."""
     batch, _, width = mixed.shape
     weight = params[at + "v_proj.weight"].view(heads, -1, width)
     values = torch.einsum("bhw,hdw->bhd", mixed, weight)

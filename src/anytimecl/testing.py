@@ -1,6 +1,6 @@
-"""Checks for parts of your own: each raises AssertionError that says which promise is not kept.
+"""Checks for custom components; each raises AssertionError with the violated property.
 
-They need nothing but the part, so that they fit into any test runner:
+For use in any test runner:
 
     def test_my_sampler() -> None:
         check_sampler(MySampler)
@@ -44,7 +44,7 @@ S = TypeVar("S", bound=Sampler)
 
 
 def check_codec(codec: Codec, spec: Spec, tail: Mapping[str, Tensor]) -> None:
-    """Tokens come back usable, and nothing damaged or foreign is taken for them.
+    """Check a codec: round trip, batch invariance, and rejection of damaged records.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def check_codec(codec: Codec, spec: Spec, tail: Mapping[str, Tensor]) -> None:
     Raises
     ------
     AssertionError
-        A promise is not kept.
+        A property is violated.
     """
     shape = (spec.tokens, spec.tail.width)
     tokens = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
@@ -99,17 +99,17 @@ def check_codec(codec: Codec, spec: Spec, tail: Mapping[str, Tensor]) -> None:
 
 
 def check_sampler(make: Callable[[], Sampler]) -> None:
-    """It draws what is stored, alike from the same generator, and goes on from its state.
+    """Check a sampler: draws only stored examples, deterministic, restorable from its state.
 
     Parameters
     ----------
     make
-        Gives a new sampler.
+        Returns a new sampler.
 
     Raises
     ------
     AssertionError
-        A promise is not kept.
+        A property is violated.
     """
     labels = {e: "abcd"[e % 4] for e in range(1, 78)} | dict.fromkeys((78, 79, 80), "e")
 
@@ -162,19 +162,19 @@ def check_sampler(make: Callable[[], Sampler]) -> None:
 
 
 def check_expert(make: Callable[[], Expert], dim: int) -> None:
-    """It scores what it is asked about, and an example that is taken back leaves no trace.
+    """Check an expert: shapes, exact removal, restorable from its state.
 
     Parameters
     ----------
     make
-        Gives a new expert for image vectors of width `dim`.
+        Returns a new expert for image embeddings of width `dim`.
     dim
         That width.
 
     Raises
     ------
     AssertionError
-        A promise is not kept.
+        A property is violated.
     """
     images = F.normalize(torch.randn(12, dim, generator=torch.Generator().manual_seed(0)), dim=1)
 
@@ -195,7 +195,7 @@ def check_expert(make: Callable[[], Expert], dim: int) -> None:
     out = expert.left_out(images[:4], [0, 1, 2, 0], [1, 2, 3, 4])
     _must(out.shape == (4, 3), "left_out gives [example, row] of every row")
     _must(bool(out.isfinite().all()), "left_out is finite")
-    for example in (7, 1):  # not in the order in which they came
+    for example in (7, 1):  # not in order of arrival
         expert.remove(example + 1, example % 3, images[example])
     _same(expert, learned([0, 2, 3, 4, 5, 6, 8]), images, "what is taken back leaves no trace")
     expert.remove(5, 1, images[4])  # the last one of its label
@@ -230,7 +230,7 @@ def _same(
 
 
 def check_pool(blend: Blend) -> None:
-    """It gives probabilities, image by image, and the original model's where nothing was taught.
+    """Check a blend: probabilities, batch invariance, the original model's if all are unseen.
 
     Parameters
     ----------
@@ -240,7 +240,7 @@ def check_pool(blend: Blend) -> None:
     Raises
     ------
     AssertionError
-        A promise is not kept.
+        A property is violated.
     """
     noise = torch.Generator().manual_seed(0)
     tuned, original, scores = (torch.randn(5, 4, generator=noise) for _ in range(3))
@@ -281,7 +281,7 @@ def check_pool(blend: Blend) -> None:
 
 
 def check_backbone(backbone: Backbone) -> None:
-    """Its description is true, and a classifier can be taught with it.
+    """Check a backbone: its spec is correct, and a classifier learns with it.
 
     Parameters
     ----------
@@ -291,7 +291,7 @@ def check_backbone(backbone: Backbone) -> None:
     Raises
     ------
     AssertionError
-        A promise is not kept.
+        A property is violated.
     """
     pictures = [PIL.Image.new("RGB", (40, 30), colour) for colour in ("red", "green", "blue")]
     spec, tokens = backbone.spec, backbone.encode(pictures)
@@ -325,22 +325,22 @@ def check_backbone(backbone: Backbone) -> None:
 
 
 def check_store(make: Callable[..., Store], folder: Path | None = None, **options: Any) -> None:
-    """It keeps examples, keys and its journal; in a folder, beyond its end.
+    """Check a store: examples, keys and journal, and in a folder their persistence.
 
     Parameters
     ----------
     make
-        Opens a store: called with a folder or None, the meta of a new one or None, whether to read
-        alone, and the options.
+        Opens a store: called with a folder or None, the metadata of a new store or None, whether it
+        is read-only, and the options.
     folder
-        A new one; None for a store that lives in RAM.
+        A new folder; None for a store in RAM.
     **options
-        For `make`.
+        Passed to `make`.
 
     Raises
     ------
     AssertionError
-        A promise is not kept.
+        A property is violated.
     """
     with make(folder, {"made": "here"}, False, **options) as store:
         _must(dict(store.meta) == {"made": "here"}, "meta is what it was made with")

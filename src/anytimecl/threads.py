@@ -1,4 +1,4 @@
-"""How many threads of torch's share a piece of work."""
+"""Control of torch's number of threads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One for what is done here by this thread.
+    """Run with one torch thread.
 
-    Sums that are shared out round otherwise, and what is learned has to be the same with any
-    number of threads: who learns many images at once takes one for each, who repeats them all.
+    Sums split among threads round differently, and learning has to be bit-identical with any
+    number of threads: a replay may use more of them than learning many images in parallel did.
 
     >>> before = torch.get_num_threads()
     >>> with one_thread():
@@ -26,7 +26,7 @@ def one_thread() -> Iterator[None]:
     if before == 1:
         yield
         return
-    torch.set_num_threads(1)  # of this thread, and of those that are new to torch meanwhile
+    torch.set_num_threads(1)  # for this thread, and for threads that first use torch meanwhile
     try:
         yield
     finally:

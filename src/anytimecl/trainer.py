@@ -1,4 +1,4 @@
-"""Everything that learning changes, and the one way in which an example changes it."""
+"""The trainer: the online step for one example, and consolidation, over a stored memory."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ OFFLINE_CHUNK = 256  # examples of an offline batch in RAM at once
 
 
 class Learned(NamedTuple):
-    """A learned example, and who had been right about it before.
+    """A learned example, and which models had predicted it rightly before.
 
     Attributes
     ----------
     id
         Number of the example, for `forget` and `relabel`.
     right
-        Whether the blended prediction was right, before it was learned.
+        Whether the blended prediction was right, before the example was learned.
     tuned
-        Whether the tuned model was.
+        Whether the tuned model was right.
     original
-        Whether the original model was.
+        Whether the original model was right.
     replaced
-        The label that this image had before, if it had another.
+        The previous label of this image, if it had another one.
 
     Examples
     --------
@@ -61,9 +61,9 @@ class Learned(NamedTuple):
 
 
 class Trainer:
-    """A model, and the memory, codec and sampler that it is taught with.
+    """A model, and the memory, codec and sampler that it learns with.
 
-    One thread at a time may teach.
+    One thread at a time may call methods that learn.
     """
 
     learner_type: type[Learner] = OnlineLearner
@@ -75,20 +75,20 @@ class Trainer:
         self.codec = codec
         self.memory = memory
         self.settings = settings
-        self.lock = lock  # held while writing, so that no reader sees half an update
+        self.lock = lock  # held during an update, so that predictions never see half of one
         self.learner = self.learner_type(backbone.spec, backbone.tail, settings.learner)
         self.model = Model(backbone.spec, backbone.tail, settings, backbone.prior, self.learner)
         self.sampler = SAMPLERS.make(settings.sampler)
         self.examples = Examples(self.sampler)
         self.label_of = self.examples.label_of
-        self.event = 0  # of the journal: how far this trainer has come
-        # A text side rounds a label otherwise beside others, and the shared cache may hold such.
+        self.event = 0  # number of the last journal entry that was applied
+        # Embeddings computed in a batch round differently; the shared cache may hold such ones.
         self._alone = dataclasses.replace(backbone, label_cache=LabelCache())
-        self._miscounted = False  # an example was taken back whose image is not there any more
+        self._miscounted = False  # a removed example's image was missing: `recount` is needed
 
     @property
     def labels(self) -> list[str]:
-        """Seen, in order of first appearance."""
+        """Seen labels, in order of first appearance."""
         return self.model.labels
 
     @property
@@ -97,9 +97,9 @@ class Trainer:
         return self.model.rows
 
     def check(self, label: str, candidates: Sequence[str]) -> None:
-        """An error if the text side refuses one of these: nothing is stored that cannot be taught.
+        """Raise if the text encoder refuses a label: what cannot be learned is not stored.
 
-        What it says of a new label is kept for teaching it.
+        Embeddings of new labels are cached.
         """
         rows = self.model.rows
         if label not in rows:
@@ -117,11 +117,11 @@ class Trainer:
         candidates: Sequence[str] | None,
         number: int | None = None,
     ) -> Learned:
-        """The method, once: fill a batch, score the newcomer, update, remember.
+        """One online step: draw a batch, score the new example, update, add it.
 
-        The newcomer is read back from its record, not from the image, so that it can be taught
-        again in the same way. With the `number` of an event it is one that had another label,
-        which it loses in the same moment.
+        The example is decoded from its record, not taken from the image, so that replaying the
+        journal repeats the step bit for bit. With `number`, the event of a relabelling, it is a
+        stored example that gets this label instead of its old one.
         """
         random = Random(f"{self.settings.seed}:{number or example}")
         drawn = self.examples.draw(self.settings.learner.batch - 1, random)
@@ -135,7 +135,7 @@ class Trainer:
             self.learner.take(newcomer)
         except BaseException:
             if not isinstance(self.sampler, ClassBalanced | Uniform):
-                self.lock.torn = True  # to draw has changed it, and next time it draws others
+                self.lock.torn = True  # the draw changed the sampler's state: replay is needed
             raise
         return newcomer.learned
 
@@ -147,12 +147,12 @@ class Trainer:
         progress: Progress | None = None,
         done: Callable[[], object] = lambda: None,
     ) -> None:
-        """Offline training over all that was stored before `event`, whose number is the seed.
+        """Offline training over all examples stored before `event`, whose number is the seed.
 
-        It is worked out on a copy and counts when all of it is there: nobody meets half of it, and
-        whatever interrupts it leaves everything as it was. `done` is called just before it counts.
+        Trains a copy and swaps it in at the end, so that an interrupt changes nothing. `done` is
+        called just before the swap.
         """
-        # As it knows them: what was taken back later is in the memory no more.
+        # From the trainer's state: in a replay, the memory lacks examples that were removed later.
         ids = self.examples.ids(before=event)
         config = self.settings.learner
         size = min(config.offline_batch, len(ids))
@@ -177,7 +177,7 @@ class Trainer:
     def move(
         self, example: int, label: str, image: Tensor | None, learned: Learned | None = None
     ) -> None:
-        """From the label that an example has to another, which it may just have been taught."""
+        """Relabel an example; `learned` if a step was just taken with the new label."""
         before = self.label_of(example)
         self._miscounted |= image is None
         kept = self.model.move(example, before, label, image)
@@ -194,23 +194,23 @@ class Trainer:
 
     @torch.no_grad()
     def image(self, record: bytes) -> Tensor:
-        """As the original model sees it, [dim]: by itself, so that it always comes out the same."""
+        """The original model's embedding [dim], computed without a batch: always the same bits."""
         return self.first_image(self.codec.decode([record], self.learner.other.device))
 
     def first_image(self, examples: Tensor | TailInput) -> Tensor:
-        """The same, of the first of a batch: its record need not be decoded again."""
+        """The same for the first example of a decoded batch."""
         tail, spec = self.backbone.tail, self.backbone.spec.tail
         return images_of(tail, spec, first(examples))[0].float().cpu()
 
     def _batch(self, stored: Sequence[Stored], label_of: Mapping[int, str]) -> Batch:
-        """Records with their labels and candidate sets; without a set, every label seen."""
+        """A batch from stored records; examples without a candidate set get every seen label."""
         ids, records, sets = zip(*stored, strict=True)
         names = [label_of[example] for example in ids]
         labels = self.model.table.subset(names, sets, self.embed)
         return Batch(self.learner.decode(self.codec, ids, records), *labels)
 
     def _offline_gradients(self, chosen: Sequence[int], learner: Learner) -> dict[str, Tensor]:
-        """The mean over an offline batch, worked out in chunks."""
+        """Mean gradient over an offline batch, in chunks."""
         total: dict[str, Tensor] = {}
         count = 0
         for start in range(0, len(chosen), OFFLINE_CHUNK):
@@ -224,7 +224,7 @@ class Trainer:
         return {name: gradient / count for name, gradient in total.items()}
 
     def enter(self, label: str) -> None:
-        """A label is about to have examples, if it has none."""
+        """Add a label, unless it is seen."""
         if label not in self.rows:
             vector = self._embed_alone(label)
             with self.lock.writing():
@@ -236,7 +236,7 @@ class Trainer:
 
 
 class _Newcomer:
-    """An example on its way into the model: scored before it is learned (`step.Steps`)."""
+    """A new example: scored, then learned (`step.Steps`)."""
 
     count = None  # the learner counts
 
@@ -246,25 +246,25 @@ class _Newcomer:
         example: int,
         label: str,
         batch: Batch,
-        number: int | None = None,  # of the event that corrects its label
+        number: int | None = None,  # event of the relabelling
     ) -> None:
         self._trainer, self._model = trainer, trainer.model
         self._number = number
         self._example, self._label = example, label
         self._batch = batch
-        self._image = trainer.first_image(batch.tokens)  # as the original model sees it, [dim]
-        # A number a label: a GPU would take longer to be told than a CPU to do it.
+        self._image = trainer.first_image(batch.tokens)  # the original model's embedding, [dim]
+        # Few numbers: on the CPU, where launching a GPU kernel would take longer.
         self._original = trainer.learner.named_by_original(self._image, batch.vectors.cpu())
         if trainer.learner.optimiser.steps == 0:
             trainer.learner.begin(float(self._original[batch.target[0]]))
         self._other = trainer.learner.other_logit
 
     def batch(self) -> Batch:
-        """It and the stored examples that were drawn."""
+        """The new example and the replayed ones."""
         return self._batch
 
     def score(self, logits: Tensor, target: Tensor, images: Tensor) -> None:
-        """Who was right about it."""
+        """Record which models predicted the example rightly; sets the learning rate."""
         tuned, own = logits[0].cpu(), int(target[0])
         original = self._original.masked_fill(tuned == -torch.inf, -torch.inf)
         self.learned = Learned(
@@ -280,7 +280,7 @@ class _Newcomer:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """All at once, or somebody would see one part without the rest."""
+        """Hold the lock while weights, experts and sampler are updated together."""
         with self._trainer.lock.writing():
             if self._number is not None:
                 yield
@@ -296,8 +296,8 @@ class _Newcomer:
             self._trainer.event = self._example
 
     def _answer(self, tuned: Tensor, original: Tensor, image: Tensor) -> int:
-        """What would have been answered, as a column of the logits [label]."""
-        asked = (tuned > -torch.inf).nonzero().flatten()  # the candidates: the rest do not count
+        """The blended prediction, as an index into the logits [label]."""
+        asked = (tuned > -torch.inf).nonzero().flatten()  # the candidates
         places = self._batch.rows.cpu()[asked].tolist()
         names = [self._model.labels[row] if row >= 0 else "" for row in places]
         texts = self._model.by_text(image, self._batch.vectors[asked.to(image.device)], names)

@@ -1,4 +1,4 @@
-"""Whole classifiers on the move: exported, imported, or turned over to another model."""
+"""Export, import and copying of memories, and re-encoding for another model or codec."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from anytimecl.settings import Settings
 from anytimecl.tail import TailInput, embed
 
 AT_ONCE = 32  # records decoded together
-LEFT_OUT = "left out"  # the event of an example that could not be read
-COPY = "copy"  # and of one whose image was learned before
+LEFT_OUT = "left out"  # event of an example that could not be read
+COPY = "copy"  # event of an example whose image was learned before
 
 
 # Features of stored examples
 
 
 def image_embeddings(backbone: Backbone, codec: Codec) -> Features:
-    """Stored examples to `embedding` [example, dim]: unit vectors of the original model, fp16."""
+    """Features `embedding` [example, dim], fp16: unit embeddings of the original model."""
 
     @torch.no_grad()
     def look(records: Sequence[bytes]) -> Mapping[str, Tensor]:
@@ -55,7 +55,7 @@ def image_embeddings(backbone: Backbone, codec: Codec) -> Features:
 
 
 def image_tokens(backbone: Backbone, codec: Codec) -> Features:
-    """Stored examples to `tokens` [example, token, width], fp16."""
+    """Features `tokens` [example, token, width], fp16."""
 
     def look(records: Sequence[bytes]) -> Mapping[str, Tensor]:
         parts = []
@@ -76,7 +76,7 @@ FEATURES = {"embeddings": image_embeddings, "tokens": image_tokens}
 
 
 def attached(backbone: Backbone, choice: Choice[Codec]) -> Codec:
-    """The codec, able to decode with this model."""
+    """The codec; one that stores images is given the backbone to encode with."""
     codec = make_codec(choice, backbone.spec, backbone.tail)
     if isinstance(codec, ImageBytes):
         codec.attach(lambda files: backbone.encode([load_image(file) for file in files]))
@@ -89,12 +89,12 @@ def attached(backbone: Backbone, choice: Choice[Codec]) -> Codec:
 def export_classifier(
     folder: Path, to: Path, *, features: Features | None = None, progress: Progress | None = None
 ) -> int:
-    """Memory and last checkpoint of `folder` into the new folder `to`; returns how many examples.
+    """Export memory and checkpoint to the new folder `to`; returns the number of examples.
 
-    Another program may go on learning meanwhile.
+    Another process may learn meanwhile.
     """
     with open_memory(folder, read_only=True) as store:
-        # Before the examples: what came since is repeated, but it must not be ahead of them.
+        # Before the examples: a checkpoint may be behind the journal, not ahead of it.
         saved = checkpoints.load_beside_owner(folder / CHECKPOINT)
 
         def beside(part: Path) -> None:
@@ -106,13 +106,9 @@ def export_classifier(
 
 
 def copy_memory(folder: Path, to: Path) -> Path:
-    """Copy the memory in `folder` as it is at this moment, even while its owner learns.
-
-    The copy is a memory like any other, and answers as the owner does now. Returns its file.
-    """
+    """Copy the memory in `folder`, even while another process learns; returns the copy's file."""
     with open_memory(folder, read_only=True) as store:
-        # Before the examples: what is learned since is repeated from the journal, but a checkpoint
-        # that is ahead of its journal would be wrong.
+        # Before the examples: a checkpoint may be behind the journal, not ahead of it.
         saved = checkpoints.load_beside_owner(folder / CHECKPOINT)
         made = backup(store, to)
         if saved is not None and not outdated(saved, store):
@@ -122,21 +118,21 @@ def copy_memory(folder: Path, to: Path) -> Path:
 
 
 def _copy_prior(folder: Path, to: Path) -> None:
-    """A memory goes on with the prior that it began with."""
+    """A memory keeps the prior that it was created with."""
     if (folder / PRIOR).exists():
         shutil.copyfile(folder / PRIOR, to / PRIOR)
 
 
 def outdated(saved: checkpoints.Checkpoint, store: Store) -> bool:
-    """Whether something that a checkpoint knows was forgotten since."""
+    """Whether examples were forgotten since a checkpoint."""
     return any(event.kind == "forget" for event in store.events(saved.event))
 
 
 def import_classifier(export: Export, to: Path, *, progress: Progress | None = None) -> Imported:
-    """The examples of an export into the memory in `to`.
+    """Import an export into the memory in `to`.
 
-    A new memory is the one that was exported, checkpoint and all. To one that is there already
-    they are added, as examples to be learned when it is opened next.
+    A new memory is identical to the exported one, checkpoint included. To an existing memory the
+    examples are added, and learned when it is next opened.
     """
     to = Path(to)
     if to.is_file():
@@ -177,7 +173,7 @@ def _kind(meta: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 class Reencoded(NamedTuple):
-    """How many examples were learned, and which of the old memory could not be read."""
+    """Number of learned examples, and ids in the old memory of those that could not be read."""
 
     examples: int
     left_out: tuple[int, ...]
@@ -191,10 +187,10 @@ def reencode(
     codec: Choice[Codec] | None = None,
     progress: Progress | None = None,
 ) -> Reencoded:
-    """Learn all that is stored in `source` again, with another model or codec, in a new folder.
+    """Learn all examples in `source` again, with another model or codec, in a new folder.
 
-    All that is known of an example is the same, but for its number. It may be stopped at
-    any moment: the next call goes on from there. `to` appears when all is done.
+    Everything but the numbers of examples is kept. An interrupted call is resumed by the next one;
+    `to` appears when it is complete.
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise StoreError(f"{to} is there already: choose a new folder.")
@@ -225,7 +221,7 @@ def reencode(
 def _teacher(
     source: Store, settings: Settings, backbone: Backbone
 ) -> Callable[[AnytimeClassifier, Row], bool]:
-    """How a stored example is taught to another classifier; it says whether it could be read."""
+    """A function that learns a stored example; returns whether it could be read."""
     codec = settings.name_of("codec")
     if codec == ImageBytes.name:
         return _teach_image
@@ -247,7 +243,7 @@ def _teacher(
                 "made of its records."
             )
         made = classifier._compressed(tokens[0])
-        if row.content is not None:  # what was lost on the way to the record is not in the tokens
+        if row.content is not None:  # decoded tokens are lossy: keep the original's digest
             made = made._replace(content=row.content)
         _learn(classifier, made._replace(source=row.source), row)
         return True
@@ -266,7 +262,7 @@ def _teach_image(classifier: AnytimeClassifier, row: Row) -> bool:
 
 
 def _learn(classifier: AnytimeClassifier, made: Record, row: Row) -> None:
-    """With all that was known of it besides."""
+    """Learn a record, with the other fields of its row."""
     before = classifier.memory.last
     candidates = None if row.candidates is None else tuple(row.candidates)
     made = made._replace(thumbnail=row.thumbnail, time=row.time)
@@ -282,7 +278,7 @@ def _is_beginning(
     backbone: Backbone,
     settings: Settings,
 ) -> bool:
-    """Whether a folder holds the first part of the same work, and nothing of it was forgotten."""
+    """Whether a folder holds an interrupted run of this call that can be resumed."""
     try:
         with open_memory(part, read_only=True) as store:
             if store.meta["fingerprint"] != backbone.spec.fingerprint:
@@ -292,7 +288,7 @@ def _is_beginning(
             for number, label in store.ids():
                 example, its = labels[number - 1]
                 made, given = store.records.place(number), source.records.place(example)
-                times = {made.time, given.time} - {None}  # of the oldest there is none
+                times = {made.time, given.time} - {None}  # None in old memories
                 if label != its or made.key != given.key or len(times) > 1:
                     return False
             return True

@@ -1,4 +1,4 @@
-"""What checks of claims share: names, the two settings, and leads by stage."""
+"""Shared by checks of claims: names, the two settings, and leads by stage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CEILING = "joint training"
 ORIGINAL = "original model"
 PREDECESSOR = "linear probe (AIM)"
 OFFLINE = ("AnytimeCL offline", "AnytimeCL offline (paper's setting)")
-KIN = (OURS, THEIRS, *OFFLINE, CEILING)  # no baselines: the method itself, and the ceiling
+KIN = (OURS, THEIRS, *OFFLINE, CEILING)  # not baselines: the method itself, and the upper bound
 # How a setting is told of, the method's name in it, and what its ablations' names end with.
 SETTINGS = (
     ("in the paper's setting", THEIRS, ""),
@@ -27,7 +27,7 @@ SETTINGS = (
 
 
 def run_in(results: Results, recipe: str, first: str = "") -> Iterator[tuple[str, str, str]]:
-    """The settings in which a recipe was run: the method itself, or an ablation's `first` row."""
+    """Settings in which a recipe was run: of the method, or of an ablation's `first` row."""
     lines = results.of(recipe) if recipe in results.recipes() else []
     paper = {str(line["name"]): bool(line["options"].get("paper")) for line in lines}
     for setting, name, suffix in SETTINGS:
@@ -38,7 +38,7 @@ def run_in(results: Results, recipe: str, first: str = "") -> Iterator[tuple[str
 
 
 def by_stage(results: Results, recipe: str, ours: str, theirs: str) -> tuple[float, str]:
-    """The smallest lead at any stage both have, and all of them with their spread over seeds."""
+    """The smallest lead over common stages, and all leads with their spread over seeds."""
     beside = results.by_stage(recipe, theirs)
     leads = {
         stage: _lead(values, beside[stage])
@@ -53,12 +53,12 @@ def by_stage(results: Results, recipe: str, ours: str, theirs: str) -> tuple[flo
 
 
 def _lead(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
-    """Seed by seed where both have as many, for they had the same examples in the same order."""
+    """Paired by seed if both have as many, since they learned the same stream."""
     if len(ours) == len(theirs):
         return spread([one - other for one, other in zip(ours, theirs, strict=True)])
     return spread([fmean(ours) - fmean(theirs)])
 
 
 def everyone(found: Mapping[str, list[float]]) -> str:
-    """Every name with its mean and deviation."""
+    """Means and standard deviations by name."""
     return ", ".join(f"{name} {shown(values)}" for name, values in found.items())

@@ -1,4 +1,4 @@
-"""How long a run may take, so that a suite goes in parts."""
+"""Time limits, so that a suite can be run in parts."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ MINUTE = 60.0
 
 
 class OutOfTime(Exception):
-    """The time of this part is over; what is done is on disk."""
+    """The time limit is reached; finished runs are on disk."""
 
 
 class Clock:
-    """Counts down from now; without `minutes` there is all the time in the world."""
+    """A countdown; unlimited without `minutes`."""
 
     def __init__(self, minutes: float | None = None) -> None:
         self._until = math.inf if minutes is None else time.monotonic() + MINUTE * minutes
 
     def left(self) -> float:
-        """Seconds."""
+        """Seconds left."""
         return self._until - time.monotonic()
 
     def check(self) -> None:
-        """Between two things that can be resumed."""
+        """Raise `OutOfTime` if the time is over; call between resumable parts."""
         if self.left() <= 0:
             raise OutOfTime

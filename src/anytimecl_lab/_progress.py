@@ -1,7 +1,4 @@
-"""A bar where rich and a terminal are there, a plain line now and then elsewhere.
-
-Machines that only run the suite need not have rich.
-"""
+"""Progress: a bar in a terminal with rich, else occasional lines; rich is optional."""
 
 from __future__ import annotations
 
@@ -15,13 +12,13 @@ EVERY = 10.0  # seconds between two lines in a log
 
 
 def tell(text: str) -> None:
-    """A line on stderr, away from results."""
+    """Print a line to stderr."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def track(items: Iterable[T], what: str) -> Iterator[T]:
-    """The items, telling how far they have come."""
+    """Iterate with a progress display."""
     total = len(items) if isinstance(items, Sized) else None
     if sys.stderr.isatty():
         try:

@@ -1,4 +1,4 @@
-"""Questions put to a method: how often it is right, how sure it is, what it refuses."""
+"""Evaluation of a method: accuracy, calibration, and "none of these"."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Answers = dict[str, dict[str, dict[str, float]]]  # kind -> question -> reading 
 def ask(
     studio: Studio, method: Method, questions: Sequence[Question], *, sure: bool = False
 ) -> Answers:
-    """Accuracy in per cent of every reading; with `sure`, the error of its calibration too."""
+    """Accuracy in per cent of every variant; with `sure`, also the calibration error."""
     answers: Answers = {}
     for question in questions:
         told = _told(studio, method, question)
@@ -35,7 +35,7 @@ def ask(
 
 
 def _told(studio: Studio, method: Method, question: Question) -> dict[str, tuple[Tensor, Tensor]]:
-    """Reading -> for every image the probability of the answer, and whether it is right."""
+    """Variant -> for each image the probability of the prediction, and whether it is right."""
     place = {name: at for at, name in enumerate(question.candidates)}
     found: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for task, some in _chunks(question):
@@ -61,10 +61,10 @@ def _told(studio: Studio, method: Method, question: Question) -> dict[str, tuple
 
 
 def none_of_these(studio: Studio, method: Method, task: str) -> Answers:
-    """How well a method tells images of a task's labels from those of the novel tasks.
+    """How well "none of these" separates images of a task from those of novel tasks.
 
-    Novel task -> area under the ROC curve, and what is refused of either, all in per cent; nothing
-    where the method has no say in it.
+    Novel task -> area under the ROC curve, and rates of refused images, in per cent; empty if the
+    method does not predict it.
     """
     names = studio.sets[task].names
     own = _none(studio, method, task, range(len(studio.test[task].labels)), names)
@@ -83,7 +83,7 @@ def none_of_these(studio: Studio, method: Method, task: str) -> Answers:
 def _none(
     studio: Studio, method: Method, task: str, images: Sequence[int], names: Sequence[str]
 ) -> Tensor | None:
-    """[image], how much each is none of these."""
+    """Scores of "none of these", [image]."""
     parts = []
     for start in range(0, len(images), CHUNK):
         some = images[start : start + CHUNK]
@@ -95,7 +95,7 @@ def _none(
 
 
 def _chunks(question: Question) -> Iterator[tuple[str, list[int]]]:
-    """The images of a question, some of one task at a time."""
+    """Batches of a question's images, of one task each."""
     by_task: dict[str, list[int]] = {}
     for task, i in question.images:
         by_task.setdefault(task, []).append(i)

@@ -1,8 +1,7 @@
-"""Labelled images by the name of their data set: image folders, zips of them, and the hub.
+"""Data sets by name: image folders, zips, and the Hugging Face hub.
 
-A data set is looked for in a folder first, as `NAME.zip` or `NAME/`, laid out as
-`<split>/<class>/<file>`. Otherwise `sets.toml` says which set of the Hugging Face hub it is, and
-which prompts its labels are put into.
+A data set is first looked for in a folder, as `NAME.zip` or `NAME/` with the layout
+`<split>/<class>/<file>`. Otherwise `sets.toml` has its name on the hub and its prompt templates.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ TRAIN, TEST = "train", "test"
 
 @dataclass(frozen=True)
 class Split:
-    """Some images of a data set, none of them read yet."""
+    """A split of a data set; images are read on demand."""
 
     key: str  # the same for the same images in the same order, and fit to be a file name
     labels: Sequence[str]  # [image]
@@ -53,12 +52,12 @@ class DataSet:
 
     @property
     def names(self) -> list[str]:
-        """Every label of the task, those without an example among them."""
+        """Every label of the task, including those without an example."""
         every = {*self.test.labels, *(self.train.labels if self.train else ())}
         return sorted(every if self.known is None else every & self.known)
 
     def kept(self, split: Split) -> list[int]:
-        """The images of a split whose label is one of the task's."""
+        """Indices of the images of a split whose label is in the task."""
         return [i for i, y in enumerate(split.labels) if self.known is None or y in self.known]
 
 
@@ -78,12 +77,12 @@ class Cut:
 
 
 def by_code(given: DataSet) -> DataSet:
-    """The same images under labels that mean nothing: item 000, item 001, in order of the names."""
+    """The same images with meaningless labels: item 000, item 001, in order of the names."""
     return renamed(given, {y: f"item {number:03}" for number, y in enumerate(given.names)})
 
 
 def renamed(given: DataSet, names: Mapping[str, str]) -> DataSet:
-    """The same images under other names."""
+    """The same images with other label names."""
 
     def own(split: Split) -> Split:
         return replace(split, labels=[names[label] for label in split.labels])
@@ -98,10 +97,10 @@ def open_set(
     *,
     published: bool = False,
 ) -> DataSet:
-    """The data set of that name, from the folder if it is there, else from the hub.
+    """Load a data set from the folder if it is there, else from the hub.
 
-    One from the folder has the prompts and class names that `sets.toml` lists for its name, if
-    they are to be as `published`; else its folders' names and the model's prompts.
+    With `published`, one from the folder gets the class names and prompts in `sets.toml`; else its
+    folders' names and the model's prompts.
     """
     if cuts and name in cuts:
         return from_cut(name, folder, cuts[name])
@@ -199,7 +198,7 @@ def archive_split(archive: Path, split: str, refs: Sequence[ImageRef]) -> Split:
 
 
 def _digest(archive: Path, refs: Sequence[ImageRef]) -> str:
-    """Of names and contents: checksums where a zip has them, sizes in a folder."""
+    """Digest of names and contents: checksums in a zip, sizes in a folder."""
     if archive.is_dir():
         marks = {ref.name: (archive / ref.name).stat().st_size for ref in refs}
     else:
@@ -215,7 +214,7 @@ def _digest(archive: Path, refs: Sequence[ImageRef]) -> str:
 
 @dataclass(frozen=True)
 class HubSet:
-    """Where a data set is on the hub, and how it is read."""
+    """A data set on the hub, and how to read it."""
 
     hub: str  # repository, or a folder laid out like one
     config: str | None = None
@@ -243,7 +242,7 @@ def _hub_set(values: dict[str, Any]) -> HubSet:
 
 
 def from_hub(name: str, given: HubSet) -> DataSet:
-    """A set of the hub; `datasets` fetches it once and keeps it."""
+    """Load a data set of the hub, cached by `datasets`."""
     try:
         import datasets
     except ImportError as error:
@@ -301,7 +300,7 @@ def middle_frames(videos: Sequence[object], rows: Sequence[int]) -> list[int]:
 
 
 def shared_out(whole: Split, share: float) -> tuple[Split, Split]:
-    """A random share of a split to learn from, always the same, and the rest to ask about."""
+    """A fixed random split into training and test images."""
     order = np.random.default_rng(0).permutation(len(whole)).tolist()
     cut = round(share * len(whole))
     train, test = (_some(whole, sorted(part)) for part in (order[:cut], order[cut:]))
@@ -318,14 +317,14 @@ def _some(split: Split, rows: Sequence[int]) -> Split:
 
 
 def as_jpeg(image: PIL.Image.Image) -> bytes:
-    """An image as a file, where its own is not to be had."""
+    """Encode an image as JPEG, if its file is not available."""
     out = io.BytesIO()
     image.save(out, format="JPEG", quality=95)
     return out.getvalue()
 
 
 def class_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Class names as people write them.
+    """Readable class names.
 
     >>> class_names(["aquarium_fish", "tench, Tinca tinca", "ApplyLipstick", "McLaren MP4-12C"])
     ('aquarium fish', 'tench', 'apply lipstick', 'McLaren MP4-12C')

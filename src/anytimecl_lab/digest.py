@@ -1,9 +1,8 @@
-"""A mark of what decides results: the method, the lab and the model, and nothing else.
+"""Digest of the code that determines results.
 
-It is of the code that running a recipe can reach by its imports, as the compiler reads it: neither
-a comment nor a docstring nor a new line ages a line of results, and neither does a change of the
-service, the command line, the report or a document. What a recipe says, and which weights a model
-has, are not in it: lines carry marks of both beside this one.
+It covers the code that running a recipe can reach by imports, as an AST: changes of comments,
+docstrings and formatting do not matter, nor do changes of the service, the command line, the report
+or documentation. Recipes and weights have digests of their own in each line of results.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ REPORT = {"paper.toml"}  # data that only reports read
 
 @cache
 def digest() -> str:
-    """The mark of the present code."""
+    """The digest of the current code."""
     found = hashlib.sha256()
     for name, file in sorted(deciding().items()):
         found.update(f"\n{name}\n".encode())
@@ -39,7 +38,7 @@ def digest() -> str:
 
 @cache
 def deciding() -> dict[str, Path]:
-    """Module -> file, of all that a run may import of ours."""
+    """Files of our modules that a run may import, by module."""
     found: dict[str, Path] = {}
     todo = [START]
     while todo:
@@ -54,7 +53,7 @@ def deciding() -> dict[str, Path]:
 
 
 def data_files() -> list[Path]:
-    """What lies beside those modules and is no code: class names, prompts, weights."""
+    """Data files of those modules: class names, prompts, weights."""
     folders = {file.parent for file in deciding().values()}
     return sorted(
         file
@@ -65,7 +64,7 @@ def data_files() -> list[Path]:
 
 
 def imports(source: str) -> Iterator[str]:
-    """Modules of ours that some code imports, anywhere in it but for type checking alone.
+    """Our modules that some code imports, except for type checking only.
 
     >>> sorted(imports("import os\\ndef f():\\n    from anytimecl.tail import embed"))
     ['anytimecl.tail', 'anytimecl.tail.embed']
@@ -86,7 +85,7 @@ def imports(source: str) -> Iterator[str]:
 
 
 def meaning(source: str) -> str:
-    """Code without comments, docstrings and layout, the same on every Python that reads it.
+    """Code without comments, docstrings and formatting, equal for all versions of Python.
 
     >>> meaning('x = 1  # one') == meaning('"A number."\\nx   = 1')
     True
@@ -119,7 +118,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _file(name: str) -> Path | None:
-    """The file of a module; None where the name is of something else."""
+    """The file of a module; None if the name is not a module."""
     place = ROOT.joinpath(*name.split("."))
     for file in (place.with_suffix(".py"), place / "__init__.py"):
         if file.is_file():

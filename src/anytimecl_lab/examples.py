@@ -1,7 +1,6 @@
-"""Examples of a run: resident on the device or, where it has no room for them, brought in batches.
+"""Examples of a run: resident on the device or, if they do not fit, transferred in batches.
 
-Both give the same numbers, bit for bit: what is brought goes through the same steps, in the same
-precision, as what stays.
+Results are the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ TokenArray = NDArray[np.float16]  # [image, token, width], in memory or on disk
 
 
 class Streamed:
-    """Examples that stay on disk or in host memory; `read` brings some, in half precision."""
+    """Examples on disk or in host memory; `read` returns some, in half precision."""
 
     def __init__(self, count: int, read: Callable[[Sequence[int]], Kept]) -> None:
         self._count, self._read = count, read

@@ -1,7 +1,7 @@
-"""Tokens and vectors of whole data sets, worked out once for each model and kept on disk.
+"""Cached tokens and embeddings of data sets.
 
-One memory-mapped file per split, and beside it a mark for every image that is done: a run that was
-cut short resumes, and a run that wants some images works out those alone.
+A memory-mapped file for each split and model, with a flag for each image: interrupted runs resume,
+and only the images that are needed are encoded.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def features(
     wanted: Sequence[int] | None = None,
     clock: Clock | None = None,
 ) -> NDArray[np.float16]:
-    """Tokens [image, token, width]; only the wanted images (unless told: all) are surely there.
+    """Tokens [image, token, width]; only those of the wanted images (default: all) are valid.
 
-    Raises `OutOfTime` between two batches where a clock says so.
+    Raises `OutOfTime` between two batches if the clock has run out.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
 
@@ -56,7 +56,7 @@ def features(
 def original_vectors(
     split: Split, backbone: Backbone, wanted: Sequence[int] | None = None
 ) -> NDArray[np.float32]:
-    """Unit vectors [image, dim] under the model's own weights; as `features` in all else."""
+    """Unit embeddings [image, dim] of the original model; otherwise like `features`."""
 
     @torch.no_grad()
     def look(some: Sequence[int]) -> NDArray[np.float32]:
@@ -81,7 +81,7 @@ def _kept(
     size: int,
     clock: Clock | None = None,
 ) -> NDArray[T]:
-    """An array of the cache; what is not there is made, so many images at a time."""
+    """An array of the cache; missing rows are computed, in batches of `size`."""
     file = cache_folder() / "features" / f"{name}.npy"
     marks = file.with_suffix(".done.npy")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def _kept(
 
 @lru_cache(maxsize=4)
 def trunk_key(backbone: Backbone) -> str:
-    """A trunk is what it does: a digest of its tokens for one fixed picture."""
+    """Digest of a trunk, from its tokens for a fixed picture."""
     picture = PIL.Image.linear_gradient("L").convert("RGB")
     tokens = backbone.encode([picture]).half().cpu().numpy()
     return hashlib.sha256(tokens.tobytes()).hexdigest()[:16]

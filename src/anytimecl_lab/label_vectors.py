@@ -1,4 +1,4 @@
-"""Label vectors from a file, in place of the model's text side.
+"""Label embeddings from a file, instead of the model's text encoder.
 
 The file is NumPy's .npz with `names` [row] and `vec` [row, dim], and may have `source` and `prompt`
 [row]: where each vector is from, and what text it is of. A name may have several rows.
@@ -24,7 +24,7 @@ from anytimecl_lab.data import DataSet
 
 @dataclass(frozen=True, eq=False)
 class LabelVectors:
-    """Names, and a unit vector for each."""
+    """Names with unit embeddings."""
 
     file: Path
     names: Sequence[str]  # [row], as they are looked up
@@ -47,7 +47,7 @@ class LabelVectors:
         return plain(name) in self._rows
 
     def of(self, names: Sequence[str]) -> Tensor:
-        """[name, dim], unit."""
+        """Unit embeddings [name, dim]."""
         missing = [name for name in names if name not in self]
         if missing:
             some = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
@@ -57,13 +57,13 @@ class LabelVectors:
 
     @property
     def mark(self) -> str:
-        """Of the vectors, for lines of results."""
+        """Digest of the embeddings, for lines of results."""
         told = "\n".join([*self.names, *self.preferred]).encode() + self.vectors.tobytes()
         return hashlib.sha256(told).hexdigest()[:12]
 
 
 def read_vectors(file: Path, dim: int, preferred: Sequence[str] = ()) -> LabelVectors:
-    """From a file; `dim` is the model's."""
+    """Read a file; `dim` is the model's."""
     try:
         with np.load(file, allow_pickle=False) as found:
             arrays = {name: found[name] for name in found.files}
@@ -84,7 +84,7 @@ def read_vectors(file: Path, dim: int, preferred: Sequence[str] = ()) -> LabelVe
 
 
 def plain(name: str) -> str:
-    """A name as it is looked up.
+    """A normalised name, for look-up.
 
     >>> plain("Great_White shark")
     'great white shark'
@@ -93,7 +93,7 @@ def plain(name: str) -> str:
 
 
 def known_only(given: DataSet, vectors: LabelVectors) -> DataSet:
-    """The task over those of its labels that have a vector."""
+    """The task restricted to labels with an embedding."""
     known = frozenset(name for name in given.names if name in vectors)
     if len(known) < 2:
         raise ModelError(

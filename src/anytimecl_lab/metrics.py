@@ -1,4 +1,4 @@
-"""Numbers from accuracies, all in per cent.
+"""Metrics from accuracies, in per cent.
 
 A matrix has a row for every training stage and a column for every task, both in the order of
 learning: `matrix[i][j]` is the accuracy on task j after learning tasks 0 to i.
@@ -15,7 +15,7 @@ Matrix = Sequence[Sequence[float]]
 
 
 def transfer(matrix: Matrix) -> float:
-    """Tasks not yet learned: the mean over tasks of the mean over the stages before each.
+    """Transfer: mean accuracy on tasks before they are learned.
 
     >>> transfer([[80, 40, 30], [79, 85, 50], [78, 84, 90]])
     40.0
@@ -25,19 +25,17 @@ def transfer(matrix: Matrix) -> float:
 
 
 def average(matrix: Matrix) -> float:
-    """All tasks at all stages."""
+    """Mean accuracy on all tasks at all stages."""
     return float(_square(matrix).mean())
 
 
 def last(matrix: Matrix) -> float:
-    """All tasks after the last stage."""
+    """Mean accuracy on all tasks after the last stage."""
     return float(_square(matrix)[-1].mean())
 
 
 def forgetting(matrix: Matrix) -> float:
-    """What was lost: the mean over tasks of the best accuracy so far less the final one.
-
-    The last task had no time to be forgotten.
+    """Forgetting: mean over all tasks but the last of the best minus the final accuracy.
 
     >>> forgetting([[80, 0], [70, 90]])
     10.0
@@ -48,7 +46,7 @@ def forgetting(matrix: Matrix) -> float:
 
 
 def calibration_error(confidence: Sequence[float], right: Sequence[bool], bins: int = 15) -> float:
-    """Expected calibration error of answers, from 0 to 1, in bins of equal width.
+    """Expected calibration error, from 0 to 1, with bins of equal width.
 
     >>> calibration_error([0.9, 0.9, 0.6, 0.6], [True, True, True, False])
     0.1
@@ -60,7 +58,7 @@ def calibration_error(confidence: Sequence[float], right: Sequence[bool], bins: 
 
 
 def auroc(own: Sequence[float], foreign: Sequence[float]) -> float:
-    """How often a foreign score is above an own one, ties being half: the area under the ROC.
+    """Area under the ROC curve of foreign against own scores.
 
     >>> auroc([0.1, 0.4], [0.4, 0.8])
     0.875
@@ -79,7 +77,7 @@ class Spread:
     count: int
 
     def __str__(self) -> str:
-        """As a table has it."""
+        """The form used in tables."""
         return f"{self.mean:.1f}" if self.count < 2 else f"{self.mean:.1f} ± {self.deviation:.1f}"
 
 

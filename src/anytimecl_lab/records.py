@@ -1,6 +1,6 @@
-"""Training examples as a codec keeps them: encoded once, on disk, decoded onto the device.
+"""Training examples compressed by a codec: encoded once, cached on disk, decoded on the device.
 
-Encoding is work for a CPU, one image at a time, so it is shared among processes.
+Encoding runs on CPUs, one image at a time, in several processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where methods work: the data of a recipe, encoded, on one device, ready to be learned."""
+"""The encoded data of a recipe on a device, for its methods."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HELD_OUT_MOST = 15  # of a class: more are slow to ask about, and better learned
 
 @dataclass(frozen=True)
 class Part:
-    """Some images of a split."""
+    """A subset of a split."""
 
     split: Split
     chosen: tuple[int, ...]
@@ -87,7 +87,7 @@ class Shelf:
 
 @dataclass(eq=False)
 class Studio:
-    """One recipe's data on one device. Making one is cheap; its properties do the work, once."""
+    """A recipe's data on a device, loaded lazily."""
 
     recipe: Recipe
     data: Path | None
@@ -120,7 +120,7 @@ class Studio:
 
     @cached_property
     def label_vectors(self) -> LabelVectors | None:
-        """What stands for the model's text side, if anything does."""
+        """Label embeddings from a file, if the recipe has one."""
         recipe = self.recipe
         if not recipe.label_vectors:
             return None
@@ -135,7 +135,7 @@ class Studio:
 
     @cached_property
     def train(self) -> dict[str, Part]:
-        """What each target task brings.
+        """Training examples of each target task.
 
         By name, not in the order of learning: recipes with the same tasks share the examples.
         """
@@ -144,7 +144,7 @@ class Studio:
 
     @cached_property
     def test(self) -> dict[str, Part]:
-        """What is asked about each task."""
+        """Test images of each task."""
         return {task: self._parts(task)[1] for task in self.sets}
 
     def _parts(self, task: str) -> tuple[Part | None, Part]:
@@ -167,7 +167,7 @@ class Studio:
     # ----------------------------------------------------------------------------- on the device
 
     def prepare(self, contestants: Sequence[Contestant], clock: Clock | None = None) -> None:
-        """Encode whatever is not on disk yet and these will ask for, before processes begin."""
+        """Encode whatever these methods need and is not cached, before processes are started."""
         every = (*self.train.values(), *self.test.values())
         for part in every:
             features(part.split, self.backbone, part.chosen, clock)
@@ -197,7 +197,7 @@ class Studio:
 
     @property
     def examples(self) -> Examples:
-        """All training examples, task after task."""
+        """All training examples, ordered by task."""
         parts = tuple(self.train.values())
         return self._placed("examples", self._key(*parts), parts, self.backbone)
 
@@ -253,11 +253,11 @@ class Studio:
         return {task: found[task] for task in self.recipe.tasks}
 
     def original_vectors(self) -> Tensor:
-        """Unit vectors [example, dim] of all training examples under the original weights."""
+        """Unit embeddings [example, dim] of all training examples by the original model."""
         return self._vectors("vectors", *self.train.values())
 
     def asked_vectors(self, task: str) -> Tensor:
-        """The same of the test images of a task."""
+        """The same for the test images of a task."""
         return self._vectors(f"test vectors {task}", self.test[task])
 
     def _vectors(self, kind: str, *parts: Part) -> Tensor:
@@ -271,14 +271,14 @@ class Studio:
         return self.shelf.get(kind, self._key(*parts), make)
 
     def asked(self, task: str, encoder: str | None = None) -> Examples:
-        """Test images of a task, as the model or another encoder sees them."""
+        """Encoded test images of a task, by the model or another encoder."""
         part = self.test[task]
         model = self.backbone if encoder is None else self.encoder(encoder)
         return self._placed(_test_kind(task, encoder), self._key(part), (part,), model)
 
     @cached_property
     def vectors(self) -> dict[str, Tensor]:
-        """Label -> unit vector; a label of several tasks has the prompts of the first."""
+        """Unit embedding of each label; one of several tasks has the prompts of the first."""
         from anytimecl_lab.methods.zscl import WORDS
 
         found: dict[str, Tensor] = {}
@@ -297,7 +297,7 @@ class Studio:
         return found
 
     def world(self, stages: Sequence[Stage], seed: int, chosen: Contestant) -> World:
-        """What a method is given; one that knows vectors alone is given no tokens."""
+        """The input of a method; without tokens for methods that use embeddings only."""
         frozen = issubclass(METHODS[chosen.method], Frozen)
         if chosen.codec is not None:
             kept = self._decoded(chosen.codec, chosen.components)
@@ -336,7 +336,7 @@ class Studio:
     # ----------------------------------------------------------- what arrives, what is asked
 
     def streams(self, subject: str, seed: int) -> list[list[Stage]]:
-        """The stages of a run; a new model learns each stream."""
+        """The stages of each stream of a run; a new model is trained for each stream."""
         recipe, places = self.recipe, self.places
         shares: dict[str, Any] = {} if recipe.stages is None else {"shares": recipe.stages}
         if recipe.scenario == "task-incremental":
@@ -358,7 +358,7 @@ class Studio:
         ]
 
     def questions(self, subject: str) -> list[Question]:
-        """What is asked after every stage."""
+        """Questions after every stage."""
         tasks = (subject,) if self.recipe.scenario in PER_TASK else self.recipe.tasks
         if self.recipe.scenario == "union-data-incremental":
             union = tuple(sorted({y for task in tasks for y in self.sets[task].names}))
@@ -369,7 +369,7 @@ class Studio:
         ]
 
     def final_questions(self, seed: int) -> list[Question]:
-        """What else is asked after the last stage: flexible inference, with novel tasks."""
+        """Further questions after the last stage: flexible inference, with novel tasks."""
         if not self.recipe.novel:
             return []
         targets: Mapping[str, Sequence[str]] = {

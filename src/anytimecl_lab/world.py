@@ -1,4 +1,4 @@
-"""What every method of a run is given: the model, all examples, label vectors."""
+"""The input of every method of a run: model, examples, label embeddings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anytimecl_lab.examples import Examples, chunks, take
 
 @dataclass(frozen=True, eq=False)
 class Second:
-    """Another encoder's view of the same examples, in the label space of the model."""
+    """The same examples encoded by another encoder, in the label space of the model."""
 
     name: str  # as it is loaded by
     spec: Spec
@@ -28,7 +28,7 @@ class Second:
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """A run's examples: half-precision tokens, or what a one-block tail sees of them."""
+    """A run's examples: half-precision tokens, or input of a one-block tail."""
 
     spec: Spec
     tail: dict[str, Tensor]
@@ -43,24 +43,24 @@ class World:
 
     @property
     def device(self) -> torch.device:
-        """Where everything is."""
+        """Device of all tensors."""
         return next(iter(self.tail.values())).device
 
     def label_vectors(self, names: Sequence[str]) -> Tensor:
-        """[label, dim]."""
+        """Embeddings of labels, [label, dim]."""
         return torch.stack([self.vectors[name] for name in names])
 
     def take(self, indices: Sequence[int]) -> Tensor | TailInput:
-        """Some training examples, in single precision."""
+        """Some training examples, in float32."""
         return take(self.examples, indices, self.device)
 
     def image_vectors(self, params: Params, tokens: Tensor | TailInput) -> Tensor:
-        """Unit vectors [image, dim] of a batch under some weights of the tail."""
+        """Unit embeddings [image, dim] of a batch with given weights of the tail."""
         return F.normalize(embed(params, self.spec.tail, tokens), dim=-1)
 
     @cached_property
     def original_vectors(self) -> Tensor:
-        """Unit vectors [example, dim] of every training example under the original weights."""
+        """Unit embeddings [example, dim] of every training example by the original model."""
         if self.known is not None:  # worked out before, for other worlds of these examples
             return self.known()
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The classifier as other libraries know one. Each adapter alone needs its library.
+"""Adapters of the classifier to the interfaces of other libraries.
 
     from anytimecl.adapters.sklearn import AnytimeSklearnClassifier
     from anytimecl.adapters.river import AnytimeRiverClassifier

@@ -1,8 +1,8 @@
-"""What the estimators of other libraries share: a classifier, opened late and pickled with them.
+"""Base of the adapters: a classifier that is opened lazily and pickled with the estimator.
 
-Such libraries make, copy, pickle and drop estimators as they please, and know neither `open` nor
+Other libraries construct, copy, pickle and drop estimators freely, and call neither `open` nor
 `close`. So a constructor only stores its arguments, the model is loaded once for all estimators,
-and a classifier is closed when its estimator goes.
+and a classifier is closed when its estimator is garbage-collected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from anytimecl.settings import Settings
 
 @lru_cache(maxsize=2)
 def backbone(model: str | Path, device: str) -> Backbone:
-    """The model, loaded once: a cross-validation makes many estimators."""
+    """The model, cached: a cross-validation constructs many estimators."""
     return load_backbone(model, device=device)
 
 
@@ -38,7 +38,7 @@ def label_text(value: Any) -> str:
     >>> label_text("  tabby cat"), label_text(3), label_text(3.0), label_text(True)
     ('tabby cat', '3', '3', 'True')
     """
-    plain = value.item() if hasattr(value, "item") else value  # NumPy's numbers are no Python ones
+    plain = value.item() if hasattr(value, "item") else value  # NumPy scalars
     if isinstance(plain, str):
         return clean_label(plain)
     if isinstance(plain, bool | int):
@@ -49,7 +49,7 @@ def label_text(value: Any) -> str:
 
 
 class Holder:
-    """Has a classifier. Without a `memory` folder it lives in RAM, and travels inside pickles."""
+    """Holds a classifier. Without a `memory` folder it is in RAM, and included in pickles."""
 
     model: str | Path
     memory: str | Path | None
@@ -58,14 +58,14 @@ class Holder:
 
     @property
     def classifier(self) -> AnytimeClassifier:
-        """The classifier itself, for all that this library has no word for."""
+        """The classifier, for everything that this interface lacks."""
         held: AnytimeClassifier | None = self.__dict__.get("_held")
         return self._open(self.__dict__.get("_packed")) if held is None else held
 
     def close(self) -> None:
-        """Let go of the classifier, and of its memory's folder; the next use opens it again.
+        """Close the classifier; the next use opens it again.
 
-        What lives in RAM is gone. An estimator that is dropped closes by itself.
+        A memory in RAM is lost. An estimator that is garbage-collected is closed.
         """
         closing = self.__dict__.pop("_closing", None)
         self.__dict__.pop("_held", None)
@@ -80,12 +80,12 @@ class Holder:
             closing: Callable[[], None] = opened.close
         else:
             opened, closing = _unpack(packed, model)
-        self.close()  # only now: nothing is lost where opening fails
+        self.close()  # only now, so that nothing is lost if opening fails
         self._held, self._closing = opened, weakref.finalize(self, closing)
         return opened
 
     def _remembers(self) -> bool:
-        """Whether the folder holds a memory already."""
+        """Whether the folder contains a memory."""
         return self.memory is not None and (Path(self.memory) / FILE).exists()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Holder:
 
 
 def _pack(classifier: AnytimeClassifier) -> bytes:
-    """Everything, memory included; the same bytes for the same state."""
+    """Serialise, memory included; the same state gives the same bytes."""
     packed = io.BytesIO()
     with tempfile.TemporaryDirectory() as made, tarfile.open(fileobj=packed, mode="w") as tar:
         folder = Path(made, "saved")
@@ -113,7 +113,7 @@ def _pack(classifier: AnytimeClassifier) -> bytes:
 
 
 def _unpack(packed: bytes, model: Backbone) -> tuple[AnytimeClassifier, Callable[[], None]]:
-    """The classifier in a folder of its own, and how to close it for good."""
+    """The classifier in a temporary folder, and a function that closes and deletes it."""
     folder = Path(tempfile.mkdtemp(prefix="anytimecl-"))
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         tar.extractall(folder, filter="data")

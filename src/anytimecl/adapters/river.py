@@ -1,4 +1,4 @@
-"""river: an online classifier over images, for streams and progressive validation."""
+"""Adapter for river: an online image classifier, for streams and progressive validation."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class AnytimeRiverClassifier(Holder, base.MiniBatchClassifier):
-    """A classifier of images in a stream; each `x` carries one under `image_key`.
+    """Image classifier for streams; each `x` has an image under `image_key`.
 
-    The image is a path, bytes, a PIL image or an array; other features are passed over. A label
-    needs no declaration; those in `labels` can be predicted before any is learned. With a `memory`
-    folder everything learned is durable, and a model made later with it goes on from there.
+    The image is a path, bytes, a PIL image or an array; other features are ignored. Labels need not
+    be declared; those in `labels` can be predicted before any is learned. With a `memory` folder
+    everything learned is durable, and a later model with the same folder continues from it.
 
     >>> model = AnytimeRiverClassifier(image_key="photo")
     >>> model.clone().image_key
@@ -47,27 +47,27 @@ class AnytimeRiverClassifier(Holder, base.MiniBatchClassifier):
         self.image_key = image_key
         self.settings = settings
         self.device = device
-        self._values: dict[str, ClfTarget] = {}  # label text -> as the stream has it
+        self._values: dict[str, ClfTarget] = {}  # label text -> label in the stream
 
     @property
     def _multiclass(self) -> bool:
         return True
 
     def learn_one(self, x: dict[Hashable, Any], y: ClfTarget) -> None:
-        """Learn one labelled image; its label may be a new one."""
+        """Learn one labelled image; the label may be new."""
         image, text = self._image(x), label_text(y)
         self.classifier.learn_one(image, text)
         self._values[text] = y
 
     def predict_proba_one(self, x: dict[Hashable, Any], **kwargs: Any) -> dict[ClfTarget, float]:
-        """Label -> probability; empty as long as there is no label to choose."""
+        """Probabilities by label; empty if there are no labels yet."""
         image, texts = self._image(x), self._texts()
         if not texts:
             return {}
         return dict(self._shares([image], texts)[0])
 
     def learn_many(self, X: pd.DataFrame, y: pd.Series) -> None:  # noqa: N803
-        """Learn the rows one after the other; each image is encoded while the last is learned."""
+        """Learn the rows one by one; the next image is encoded while one is learned."""
         texts = {label_text(value): value for value in y}
         images = self._column(X)
         self.classifier.learn_many(
@@ -76,7 +76,7 @@ class AnytimeRiverClassifier(Holder, base.MiniBatchClassifier):
         self._values |= texts
 
     def predict_proba_many(self, X: pd.DataFrame) -> pd.DataFrame:  # noqa: N803
-        """A column for each label."""
+        """Probabilities, with a column for each label."""
         import pandas as pd
 
         images, texts = self._column(X), self._texts()
@@ -84,12 +84,12 @@ class AnytimeRiverClassifier(Holder, base.MiniBatchClassifier):
         return pd.DataFrame(map(dict, rows), index=X.index)
 
     def _texts(self) -> list[str]:
-        """Every label to choose from: learned, or named at the start."""
+        """Candidate labels: learned ones, and those in `labels`."""
         named = map(label_text, self.labels or ())
         return list(dict.fromkeys([*self.classifier.labels, *named]))
 
     def _shares(self, images: list[Any], texts: list[str]) -> list[list[tuple[ClfTarget, float]]]:
-        """Probabilities for each image. The blend's values, scaled to sum to one."""
+        """Probabilities for each image, normalised to sum to one."""
         values = self.classifier.predict_proba(images, texts).astype(float)
         values /= values.sum(axis=1, keepdims=True)
         names = [self._values.get(text, text) for text in texts]

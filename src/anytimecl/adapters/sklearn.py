@@ -1,4 +1,4 @@
-"""scikit-learn: an estimator over images, for pipelines and cross-validation."""
+"""Adapter for scikit-learn: an image classifier for pipelines and cross-validation."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from anytimecl.adapters._holder import Holder, label_text
 from anytimecl.errors import ImageError, StoreError
 from anytimecl.settings import Settings
 
-AT_ONCE = 64  # images predicted together: bounds the tokens in RAM, and more is no faster
+AT_ONCE = 64  # images predicted together: bounds the tokens in RAM; more is not faster
 
 
 class AnytimeSklearnClassifier(Holder, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A classifier of images that `partial_fit` teaches new labels at any time.
+    """Image classifier; `partial_fit` may add labels at any time.
 
     `X` is a list or array of images: paths, bytes, PIL images, arrays, or one array [image, height,
     width] or [image, height, width, channel] of uint8. `y` holds labels: texts, or numbers whose
-    digits are the text. With a `memory` folder everything learned is durable, and an estimator
-    made later with the same folder goes on from there.
+    digits are the text. With a `memory` folder everything learned is durable, and a later estimator
+    with the same folder continues from it.
 
     >>> from sklearn.base import clone
     >>> estimator = AnytimeSklearnClassifier(memory="shelf")
@@ -51,9 +51,9 @@ class AnytimeSklearnClassifier(Holder, ClassifierMixin, BaseEstimator):  # type:
         self.device = device
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Learn from the start. A memory that holds examples is refused: nothing durable is lost.
+        """Learn from scratch, in one pass; `classifier.consolidate()` trains longer.
 
-        One pass, in the order given; `classifier.consolidate()` trains longer.
+        Raises StoreError if the memory in `memory` has examples, which would be lost.
         """
         images, targets = self._images(X), _targets(y)
         _check_lengths(images, targets)
@@ -68,7 +68,7 @@ class AnytimeSklearnClassifier(Holder, ClassifierMixin, BaseEstimator):  # type:
         return self._learn(images, targets)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:  # noqa: N803
-        """Learn on. Labels need no declaration; those in `classes` can be predicted at once."""
+        """Continue learning. Labels need not be declared; `classes` can be predicted at once."""
         images, targets = self._images(X), _targets(y)
         _check_lengths(images, targets)
         declared = [] if classes is None else [_targets(classes)]
@@ -77,16 +77,13 @@ class AnytimeSklearnClassifier(Holder, ClassifierMixin, BaseEstimator):  # type:
         return self._learn(images, targets)
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
-        """The likeliest of `classes_` for each image."""
+        """The most probable of `classes_` for each image."""
         best = self.predict_proba(X).argmax(axis=1)
         values: NDArray[Any] = self.classes_[best]
         return values
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
-        """Probabilities [image, class], in the order of `classes_`.
-
-        The blend weighs each label by itself, so its values are scaled to sum to one here.
-        """
+        """Probabilities [image, class] in the order of `classes_`, normalised to sum to one."""
         self._ready()
         check_is_fitted(self)
         images = self._images(X)
@@ -110,13 +107,13 @@ class AnytimeSklearnClassifier(Holder, ClassifierMixin, BaseEstimator):  # type:
         return tags
 
     def _ready(self) -> bool:
-        """Whether anything is known: learned by this estimator, or found in the memory's folder."""
+        """Whether there are labels, learned by this estimator or in the memory's folder."""
         if not hasattr(self, "classes_") and self._remembers() and self.classifier.labels:
             self.classes_ = np.unique(self.classifier.labels)
         return hasattr(self, "classes_")
 
     def _images(self, X: Any) -> list[Any]:  # noqa: N803
-        """X as a list with an image in each place."""
+        """X as a list of images."""
         return image_list(X)
 
     def _learn(self, images: Sequence[Any], targets: NDArray[Any]) -> Self:

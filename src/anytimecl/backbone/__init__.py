@@ -1,8 +1,8 @@
-"""Backbones: a frozen trunk, the parameters of the tail, and the embeddings of labels.
+"""Backbones: a frozen trunk, the parameters of the tail, and a text encoder for labels.
 
-Every model is a data file: `models/*.json` says which models are known by name, `families/*.json`
-how the checkpoints of a family are laid out. `load` is the one door to all of them, and to those of
-others that are registered in `BACKBONES`: docs/extending.md.
+Models are described by data files: `models/*.json` lists those known by name, `families/*.json` the
+layouts of checkpoints. `load` loads all of them, and custom ones that are registered in
+`BACKBONES`: docs/extending.md.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ __all__ = [
 ]
 
 PRECISIONS = ("float32", "float16")  # of a trunk in torch
-ENCODERS = 4  # threads at most: each holds an image and its activations in RAM
-ENCODE_BATCH = 32  # images in the trunk at once: bounds activations, and more is no faster
+ENCODERS = 4  # threads at most: each has an image and its activations in RAM
+ENCODE_BATCH = 32  # bounds activations; more is not faster
 
 
 class Trunk(Protocol):
@@ -59,34 +59,35 @@ class Trunk(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False)  # tensors have no one truth to compare by
+@dataclass(frozen=True, eq=False)  # tensors cannot be compared by ==
 class Backbone:
-    """A model, ready to use. `tail` is the starting point of learning; nothing here changes it."""
+    """A loaded model. `tail` holds the pre-trained parameters, which learning copies."""
 
     spec: Spec
     trunk: Trunk
     tail: dict[str, Tensor] = field(repr=False)  # canonical names, see TailSpec
     text: TextEncoder | None  # None: the model knows images only
-    templates: tuple[str, ...] = ("{}",)  # the prompts that embed a label unless others are given
+    templates: tuple[str, ...] = ("{}",)  # default prompt templates
     label_cache: LabelCache = field(default_factory=LabelCache, repr=False)
-    prior: Prior | None = field(default=None, repr=False)  # None: nobody has measured it
-    # What `spec.weights` was in older versions; slow, so only where a memory knows another.
+    prior: Prior | None = field(default=None, repr=False)  # None: not measured
+    # `spec.weights` of older versions; slow, so computed only if a memory has another fingerprint.
     former_weights: Callable[[], str] | None = field(default=None, repr=False)
-    # What it was with another text side: all that a memory keeps of images holds.
+    # Specs with other text encoders, whose stored image features are still valid.
     former_specs: tuple[Spec, ...] = field(default=(), repr=False)
-    # What one from outside was made with, besides its name: a memory writes it down.
+    # Options of a custom backbone, which a memory stores.
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def device(self) -> torch.device:
-        """Where the tail is, and where images and labels are embedded."""
+        """Device of the tail, on which images and labels are embedded."""
         return next(iter(self.tail.values())).device
 
     @property
     def encoders(self) -> int:
-        """Threads that together encode more images than one; on a CPU torch shares out each image.
+        """Number of threads with which to encode images concurrently.
 
-        One more than there are cores to use, so that none waits while an image is read.
+        One more than there are cores, since one may be reading an image. 1 for a torch trunk on a
+        CPU, where torch parallelises each image.
         """
         if self.device.type == "cpu" and not isinstance(self.trunk, OnnxTrunk):
             return 1
@@ -100,7 +101,7 @@ class Backbone:
             return torch.empty(0, 3, prep.height, prep.width)
         return torch.stack([preprocess_pixels(image, prep) for image in images])
 
-    @torch.no_grad()  # not inference_mode: its tensors could never enter a training step
+    @torch.no_grad()  # not inference_mode: its tensors cannot be used in training
     def encode(self, images: Sequence[PIL.Image.Image]) -> Tensor:
         """RGB images to the tokens that enter the tail, [image, token, width]."""
         device = self.device
@@ -113,10 +114,10 @@ class Backbone:
         return torch.cat(batches)
 
     def embed_labels(self, labels: Sequence[str], templates: Sequence[str] | None = None) -> Tensor:
-        """Unit vectors [label, dim] in the order given.
+        """Unit text embeddings of labels, [label, dim].
 
-        Each label is put into every template; the vectors of its prompts are averaged and made
-        of unit length again. Known labels come from a cache, in RAM and on disk.
+        The embeddings of a label's prompts, one for each template, are averaged and normalised.
+        Cached in RAM and on disk.
         """
         text = self.require_text()
         chosen = self.templates if templates is None else tuple(templates)
@@ -126,7 +127,7 @@ class Backbone:
         return vectors.to(self.device)
 
     def require_text(self) -> TextEncoder:
-        """The text side, or an error."""
+        """The text encoder; ModelError if there is none."""
         if self.text is None:
             raise ModelError(
                 f"{self.spec.name} knows images only and cannot embed labels. Use a model with "
@@ -135,7 +136,7 @@ class Backbone:
         return self.text
 
     def with_labels(self) -> Backbone:
-        """This model as a memory has it: one that knows images only takes labels as codes."""
+        """This model for a memory: an image-only model gets codes as label embeddings."""
         if self.text is not None:
             return self
         return dataclasses.replace(
@@ -147,9 +148,9 @@ class Backbone:
         )
 
     def known_as(self, fingerprint: str) -> Backbone:
-        """This model as a memory knows it, if only by the digest of an older version.
+        """This model with the fingerprint of a memory, which an older version may have computed.
 
-        A model that is another one comes back as it is, and its fingerprint still differs.
+        If it is another model, it is returned unchanged, and its fingerprint differs.
         """
         renamed = [dataclasses.replace(self, spec=spec) for spec in self.former_specs]
         for known in (self, self.with_labels(), *renamed):
@@ -159,14 +160,14 @@ class Backbone:
         return former if former.spec.fingerprint == fingerprint else self
 
     def former(self) -> Backbone:
-        """This model as older versions described it; what is made of it had a name by that."""
+        """This model with the fingerprint of older versions."""
         if self.former_weights is None:
             return self
         spec = dataclasses.replace(self.spec, weights=self.former_weights())
         return dataclasses.replace(self, spec=spec)
 
 
-# Backbones from outside, each made with the device's name and its options.
+# Custom backbones, each constructed with the name of the device and its options.
 BACKBONES: Registry[Backbone] = Registry("backbone", {}, context=1)
 
 
@@ -215,18 +216,17 @@ def load(
     tail_blocks: int | None = None,
     device: str = "cpu",
 ) -> Backbone:
-    """A model by its name here, its Hugging Face name or address, or the folder that holds it.
+    """Load a model by its name here, its Hugging Face name or URL, or its folder.
 
-    It may come with options, as {"name": ..., "options": {"tail_blocks": 2}}; one that is loaded
-    already is itself. What is registered in `BACKBONES` has options of its own. The option
-    `precision` is "float32", or "float16" for a GPU that shall encode several times faster; a
-    memory that is made with it keeps to it.
+    Options may be given as {"name": ..., "options": {"tail_blocks": 2}}; a loaded model is
+    returned as it is. Models registered in `BACKBONES` have options of their own. The option
+    `precision` is "float32" or, to encode several times faster on a GPU, "float16"; a memory
+    keeps the one that it was created with.
 
-    The last `tail_blocks` blocks become the tail; unless told, one, and of a SigLIP 0: its pooling
-    head, which is a block of its own. A Hugging Face name may carry a revision:
-    `"openai/clip-vit-base-patch32@main"`; exactly that is loaded, and `spec.revision` is its
-    commit. Weights are read from safetensors files only. A trunk that `anytimecl export` wrote
-    is named by its `.onnx` file, and has the tail that it was cut for.
+    The last `tail_blocks` blocks become the tail; by default 1, for SigLIP 0: its pooling head
+    alone. A Hugging Face name may have a revision: `"openai/clip-vit-base-patch32@main"`; its
+    commit is in `spec.revision`. Weights are read from safetensors files only. A trunk that
+    `anytimecl export` wrote is given by its `.onnx` file, and determines the tail.
     """
     named = Named(str(name)) if isinstance(name, Path) else BACKBONES.read(name)
     if isinstance(named.given, Backbone):
@@ -251,11 +251,11 @@ def load(
 
 
 def _takes(tail_blocks: int | None = None, precision: str = "") -> None:
-    """The options of a model that is not from outside."""
+    """Signature of the options of a built-in model."""
 
 
 def _in_precision(backbone: Backbone, precision: Any) -> Backbone:
-    """With the trunk's products in that precision; image vectors agree to a cosine of 0.9999."""
+    """With the trunk's products in this precision; embeddings agree to a cosine of 0.9999."""
     if precision not in PRECISIONS:
         raise ModelError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}.")
     if precision == PRECISIONS[0]:
@@ -310,16 +310,16 @@ def load_stored(
     *,
     device: str = "cpu",
 ) -> Backbone:
-    """The model that a memory or an export was made with, as its description says.
+    """Load the model that a memory or an export was made with, from its metadata.
 
-    `stored` holds the JSON of its `Spec` under "spec", and its "fingerprint". What came from the
-    hub is taken at the commit that it came from, whatever the branch holds by now. Another `model`
-    gets the same number of tail blocks; the name that the memory was made with is no other.
+    `stored` has the JSON of its `Spec` as "spec", and its "fingerprint". A hub model is loaded at
+    the commit that was used, whatever its branch has now. Another `model`, if given, gets the same
+    number of tail blocks.
     """
     spec = json.loads(stored["spec"])
     name, commit, blocks = str(spec["name"]), spec.get("revision", ""), spec["tail"]["blocks"]
     if model is not None and not (commit and _source_of(model) == name):
-        # No block: of a SigLIP what it has by default, and no other can do with none.
+        # 0 blocks, a pooling head alone, is SigLIP's default and impossible for others.
         found = load(model, tail_blocks=blocks or None, device=device)
         return found.known_as(stored["fingerprint"])
     pinned = repository.pinned(name, commit)
@@ -331,13 +331,13 @@ def load_stored(
             found = load({"name": pinned, "options": options}, tail_blocks=blocks, device=device)
     except ModelError as error:
         raise ModelError(f"{error} The memory was made with this model.") from error
-    if pinned != name:  # the name that was given, not the commit that it became
+    if pinned != name:  # keep the name that was given, without the commit
         found = dataclasses.replace(found, spec=dataclasses.replace(found.spec, name=name))
     return found.known_as(stored["fingerprint"])
 
 
 def _source_of(model: Choice[Backbone] | Path) -> str | None:
-    """Where a choice that is but a name comes from, as descriptions have it."""
+    """The source of a model that is given by name alone, as in its card."""
     if isinstance(model, Backbone):
         return None
     named = Named(str(model)) if isinstance(model, Path) else BACKBONES.read(model)
@@ -347,7 +347,7 @@ def _source_of(model: Choice[Backbone] | Path) -> str | None:
 
 
 def _load_hub(card: ModelCard, tail_blocks: int | None, device: str) -> Backbone:
-    from anytimecl.backbone import hub  # heavy, so only when it is asked for
+    from anytimecl.backbone import hub  # slow to import
 
     return _measured(hub.load(card, tail_blocks, device))
 
@@ -367,7 +367,7 @@ def _load_wheel(card: ModelCard, tail_blocks: int | None, device: str) -> Backbo
 
 
 def _measured(backbone: Backbone) -> Backbone:
-    """With its prior, if `anytimecl model prior` has measured one."""
+    """With the prior that `anytimecl model prior` measured, if any."""
     file = prior_file(cache_folder(), backbone.spec.fingerprint)
     return dataclasses.replace(backbone, prior=Prior.load(file)) if file.is_file() else backbone
 
@@ -377,7 +377,7 @@ def _load_trunk(card: ModelCard, tail_blocks: int | None, device: str) -> Backbo
 
 
 def _trunk(file: Path, tail_blocks: int | None, device: str, commit: str = "") -> Backbone:
-    """The model that a trunk was exported from, with that trunk and the tail it was cut for."""
+    """The model from which a trunk was exported, with that trunk and the tail that fits it."""
     from anytimecl.backbone import export
     from anytimecl.backbone.trunk import OnnxTrunk
 

@@ -1,7 +1,7 @@
-"""A trunk as an ONNX graph, written node by node.
+"""A trunk as an ONNX graph, built node by node.
 
-Not traced: all families have become one trunk of a dozen kinds of node, and so no exporter, its
-dependencies, or its changes from release to release stand between the weights and the file.
+All families share one trunk of a dozen node types, so this is simpler than tracing, and does not
+depend on an exporter and its releases.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from anytimecl.backbone.trunk import angles
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-_OPSET, _IR = 20, 10  # the first with Gelu, and what went with it: old runtimes can read the file
+_OPSET, _IR = 20, 10  # the first opset with Gelu, and its IR version, for old runtimes
 
 
 class _Graph:
-    """Nodes and constants, each value known by its name."""
+    """A builder of nodes and constants."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -49,7 +49,7 @@ class _Graph:
 
 
 def trunk_graph(params: Mapping[str, Tensor], spec: TailSpec, prep: Preprocess) -> ModelProto:
-    """The same steps as `trunk_tokens`, in the same order."""
+    """The graph of `trunk_tokens`."""
     import onnx
 
     graph = _Graph()
@@ -109,7 +109,7 @@ def _block(graph: _Graph, params: Mapping[str, Tensor], spec: TailSpec, at: str,
         values = node("Reshape", f"{at}{letter}_heads", values, "heads_shape")
         if spec.rotary is not None and letter != "v":
             values = _turned(graph, f"{at}{letter}_", values)
-        # Keys with their tokens last, ready to be multiplied.
+        # Keys transposed, with tokens last.
         perm = [0, 2, 3, 1] if letter == "k" else [0, 2, 1, 3]
         heads[letter] = node("Transpose", f"{at}{letter}", values, perm=perm)
     query = node("Mul", at + "query", heads["q"], "attention_scale")
@@ -131,7 +131,7 @@ def _block(graph: _Graph, params: Mapping[str, Tensor], spec: TailSpec, at: str,
 
 
 def _turns(spec: TailSpec, tokens: int) -> list[Tensor]:
-    """Cosines and sines [token, 1, depth]; what stands before the patches is not turned."""
+    """Cosines and sines [token, 1, depth] of rotary embeddings; identity for the prefix."""
     assert spec.rotary is not None
     tables = angles(spec.rotary, spec.width // spec.heads, torch.device("cpu"))
     before = (0, 0, tokens - len(tables[0]), 0)
@@ -142,7 +142,7 @@ def _turns(spec: TailSpec, tokens: int) -> list[Tensor]:
 
 
 def _turned(graph: _Graph, at: str, x: str) -> str:
-    """Queries or keys [batch, token, head, depth], turned by their place."""
+    """Apply rotary embeddings to queries or keys [batch, token, head, depth]."""
     import onnx
 
     halves = [at + "first", at + "second"]

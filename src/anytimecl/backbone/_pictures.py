@@ -1,9 +1,8 @@
-"""Pictures to compare trunks on: always the same, of many kinds, and nobody's property.
+"""Synthetic test pictures for comparing trunks.
 
-White noise would be simplest and is the wrong test: to a trained model all of it looks alike,
-and nothing a camera sees looks like it. These have smooth ground, edges, shapes of all sizes and
-regular patterns, in two colours each, under a light whose strength falls with its frequency as
-it does in photographs.
+White noise would not do: to a trained model all of it looks the same. These have smooth areas,
+edges, shapes of all sizes and regular patterns, in two colours each, with the 1/f spectrum of
+photographs.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def pictures() -> list[PIL.Image.Image]:
-    """Eight of them.
+    """Eight pictures.
 
     >>> [picture.size for picture in pictures()] == [(224, 224)] * 8
     True
@@ -47,7 +46,7 @@ def _coloured(rng: np.random.Generator, layout: Array) -> PIL.Image.Image:
 
 
 def _cloud(rng: np.random.Generator) -> Array:
-    """Noise whose amplitude falls as one over the frequency; variance 1."""
+    """1/f noise with variance 1."""
     frequency = np.hypot(np.fft.fftfreq(_SIDE)[:, None], np.fft.rfftfreq(_SIDE)[None])
     frequency[0, 0] = np.inf  # no constant part
     noise = np.fft.rfft2(rng.standard_normal((_SIDE, _SIDE)))
@@ -57,7 +56,7 @@ def _cloud(rng: np.random.Generator) -> Array:
 
 
 def _shapes(rng: np.random.Generator, kind: Literal["ellipse", "rectangle"], count: int) -> Array:
-    """Grey shapes over each other, the largest below."""
+    """Overlapping grey shapes, the largest at the bottom."""
     image = PIL.Image.new("L", (_SIDE, _SIDE), int(rng.integers(256)))
     pen = PIL.ImageDraw.Draw(image)
     draw = pen.ellipse if kind == "ellipse" else pen.rectangle

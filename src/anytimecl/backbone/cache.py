@@ -1,7 +1,4 @@
-"""What the cache folder holds of models, and how it is taken away again.
-
-All of it can be made again: models from wheels, wheels from the package index.
-"""
+"""Listing and deletion of cached models, all of which can be downloaded again."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ class Kept(NamedTuple):
 
 
 def kept() -> list[Kept]:
-    """Everything in the cache that belongs to models, the largest first."""
+    """Every cached file or folder of a model, the largest first."""
     root = cache_folder()
     kinds = {"models": "a model", "wheels": "a wheel", "priors": "a prior"}
     found = [
@@ -41,7 +38,7 @@ def kept() -> list[Kept]:
 
 
 def remove(name: str) -> int:
-    """Take a model away, by the name that `load` takes; returns the bytes that this freed."""
+    """Delete a model, by its name for `load`; returns the bytes freed."""
     card = card_of(name)
     if card.loader == "embedded":
         folder = embedded.folder()
@@ -57,10 +54,7 @@ def remove(name: str) -> int:
 
 
 def prune() -> tuple[list[Path], int]:
-    """Take away what nothing needs: wheels of models that were made, and what was left halfway.
-
-    Returns what is gone, and the bytes that this freed.
-    """
+    """Delete wheels of converted models and incomplete files; returns them and the bytes freed."""
     gone = [path for path in _idle() if path.exists()]
     if embedded.is_ready() and (older := assemble.superseded(embedded.folder())):
         assemble.forget_superseded(embedded.folder())
@@ -69,12 +63,12 @@ def prune() -> tuple[list[Path], int]:
 
 
 def drop_wheels() -> int:
-    """The wheels of the embedded model, if it was made of them; returns the bytes freed."""
+    """Delete the wheels of the embedded model if it was converted; returns the bytes freed."""
     return _delete(list(_wheels_used())) if embedded.is_ready() else 0
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder."""
+    """Size of a file, or of all files in a folder, in bytes."""
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return sum(file.stat().st_size for file in files)
 
@@ -98,7 +92,7 @@ def _wheels_used() -> Iterator[Path]:
 
 
 def _remove_from_hub(source: str) -> int:
-    """A repository, or one revision of it, out of the cache of huggingface_hub."""
+    """Delete a repository, or one revision, from the cache of huggingface_hub."""
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 

@@ -1,7 +1,7 @@
-"""Labels of a model that knows images only: each has a vector by its spelling, which says nothing.
+"""Label embeddings for image-only models: random codes, seeded by the text.
 
-Zero-shot needs a text side; teaching does not. The experts learn what a label looks like from its
-examples alone, and the tuned block learns to bring its images to the label's vector.
+Zero-shot prediction needs a text encoder; learning does not. The experts learn a label from its
+examples alone, and the tuned block learns to map its images to the label's code.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SCALE = 35.0  # of the cosines in answers: what the loss has, since there is no text to fit
+SCALE = 35.0  # logit scale, the same as that of the loss
 
 
 class CodeText:
-    """A `TextEncoder` that reads nothing: corners of a cube, drawn by a digest of the text.
+    """A `TextEncoder` that gives random signs, seeded by a digest of the text.
 
     >>> vectors = CodeText(512)(["cat", "dog", "cat"])
     >>> torch.equal(vectors[0], vectors[2]), abs(float(vectors[0] @ vectors[1])) < 0.2
@@ -29,7 +29,7 @@ class CodeText:
         self.dim = dim
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """Texts to [text, dim] of unit length; the same for ever, on every machine."""
+        """Texts to [text, dim] of unit length; the same on every machine and version."""
         signs = torch.empty(len(texts), self.dim)
         for row, text in zip(signs, texts, strict=True):
             digest = hashlib.shake_256(text.encode()).digest(-(-self.dim // 8))

@@ -1,4 +1,4 @@
-"""Models in another library's layout, turned once into a folder as transformers has them."""
+"""Conversion of other libraries' checkpoints to the layout of transformers, cached."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from anytimecl.backbone.text import cache_folder
 def made_once(
     kind: str,
     source: Path,
-    files: Sequence[str],  # that it is made of
-    copied: Sequence[str],  # and those of them that stay as they are
+    files: Sequence[str],  # of the original model
+    copied: Sequence[str],  # those copied unchanged
     described: Callable[[], Mapping[str, Mapping[str, Any]]],  # JSON files
     weights: Callable[[], Mapping[str, Tensor]],
 ) -> Path:
-    """The converted model's folder in the cache, made now unless it was before.
+    """The converted model's folder in the cache, created on first use.
 
-    `kind` tells the layout and the version of its converter: another gets another folder.
+    `kind` identifies the layout and the version of its converter; each has its own folder.
     """
     marks = [fetch.sha256_of(source / file) for file in files]
     mark = hashlib.sha256(" ".join([kind, *files, *marks]).encode()).hexdigest()[:16]
     made = cache_folder() / "models" / f"{kind}-{mark}"
-    if (made / WEIGHTS).is_file():  # in a cache, maybe, that may only be read
+    if (made / WEIGHTS).is_file():  # first, since the cache may be read-only
         return made
     with fetch.locked(made.parent / f"{made.name}.lock"):
         if (made / WEIGHTS).is_file():
@@ -57,14 +57,14 @@ def _fill(
 
     for file in copied:
         shutil.copyfile(source / file, folder / file)
-    for file, values in described.items():  # also in place of a copy
+    for file, values in described.items():  # may replace a copied file
         (folder / file).write_text(json.dumps(values, indent=2), encoding="utf-8")
     save_file(dict(weights), folder / WEIGHTS, {"format": "pt"})
     share(folder)
 
 
 def renamed(weights: Mapping[str, Tensor], rename: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
-    """Every weight under its name here, by patterns; what torch packs into one is three there."""
+    """Rename weights by patterns, and split packed attention projections."""
     found: dict[str, Tensor] = {}
     for own, value in weights.items():
         name = own
@@ -80,7 +80,7 @@ def renamed(weights: Mapping[str, Tensor], rename: Sequence[tuple[str, str]]) ->
 
 
 def read_weights(name: str, file: Path) -> dict[str, Tensor]:
-    """Every weight in a safetensors file of the model of that name."""
+    """Read the weights in a model's safetensors file."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

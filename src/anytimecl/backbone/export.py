@@ -1,8 +1,7 @@
-"""Trunks as ONNX files, in float or int8, each checked against torch as it is made.
+"""Export of trunks to ONNX, in float or int8, verified against torch.
 
-A float trunk must give the same tokens. An int8 one gives others; its weights must be the model's
-but for the rounding, and it is judged by what comes of its tokens: the image features behind the
-tail, on pictures of many kinds.
+A float trunk must give the same tokens. An int8 trunk gives different ones; its weights must be the
+model's up to rounding, and the image features after the tail must be similar on test pictures.
 """
 
 from __future__ import annotations
@@ -32,29 +31,29 @@ if TYPE_CHECKING:
 
 Precision = Literal["fp32", "int8"]
 
-_ONE_FILE = 1_500_000_000  # bytes of weights; protobuf ends at 2 GB, so larger ones go beside it
-_TOKENS = 1e-4  # the most that float tokens may differ, as a share of their length
-# The least cosine of any picture's features. The embedded model's int8 trunks give 0.982 (exported)
-# and 0.997 (its own). Features alone would not do: a single shuffled key projection, in float,
-# still leaves 0.978. So weights are compared as well.
+_ONE_FILE = 1_500_000_000  # bytes of weights; more go to a second file: protobuf's limit is 2 GB
+_TOKENS = 1e-4  # maximal relative difference of float tokens
+# Minimal cosine of any picture's features. The embedded model's int8 trunks give 0.982 (exported)
+# and 0.997 (its own). Features alone do not suffice: with one key projection shuffled, in float,
+# the cosine is still 0.978. So weights are compared as well.
 _COSINE = 0.95
 
 
 @dataclass(frozen=True)
 class ExportedTrunk:
-    """A trunk that was written, and how far it is from the one in torch."""
+    """An exported trunk, and its differences from the torch trunk."""
 
     file: Path
     precision: Precision
-    max_difference: float  # the largest of any number in any token
-    relative_difference: float  # length of the difference over the length of the tokens
-    cosine: float  # of the image features that a tail makes of the tokens; the lowest
+    max_difference: float  # largest absolute difference in any token
+    relative_difference: float  # norm of the difference over the norm of the tokens
+    cosine: float  # lowest cosine of image features after the tail
 
 
 def export_trunk(
     backbone: Backbone, file: Path | str, precision: Precision = "fp32"
 ) -> ExportedTrunk:
-    """Write the trunk of a model as ONNX, and compare it with torch on a few pictures."""
+    """Export a model's trunk to ONNX, and compare it with torch on a few pictures."""
     trunk, spec = backbone.trunk, backbone.spec
     if not isinstance(trunk, TorchTrunk):
         raise ModelError(f"The trunk of {spec.name} is not in torch, so it cannot be exported.")
@@ -69,7 +68,7 @@ def export_trunk(
         "anytimecl.first": str(spec.tail.first),
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    # Made in a folder beside its place and moved there when it is known to be right.
+    # Written to a temporary folder, and moved when verified.
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".export-") as folder:
         made = Path(folder) / file.name
         graph = trunk_graph(params, spec.tail, spec.preprocess)
@@ -80,16 +79,16 @@ def export_trunk(
             _check_weights(made, params)
         exported = dataclasses.replace(_compare(made, backbone, precision), file=file)
         _refuse_broken(exported)
-        for part in sorted(Path(folder).iterdir(), reverse=True):  # the .data before what needs it
+        for part in sorted(Path(folder).iterdir(), reverse=True):  # the .data file first
             move_into_place(part, file.parent / part.name)
     return exported
 
 
 def with_onnx(backbone: Backbone, file: Path | str) -> Backbone:
-    """The same model with an exported trunk instead of its own.
+    """The same model with an exported trunk.
 
-    In int8 the tokens are other tokens, so the model gets another fingerprint: what was stored or
-    learned with the one cannot be mixed with the other. In float it stays the same model.
+    An int8 trunk gives different tokens, so the model gets another fingerprint: memories of one
+    cannot be used with the other. With a float trunk the fingerprint is the same.
     """
     file, spec = Path(file), backbone.spec
     trunk = OnnxTrunk(file)
@@ -122,7 +121,7 @@ def with_onnx(backbone: Backbone, file: Path | str) -> Backbone:
 
 
 def _compare(made: Path, backbone: Backbone, precision: Precision) -> ExportedTrunk:
-    """The trunk in the file beside the one in torch."""
+    """Compare the exported trunk with the torch trunk."""
     pixels = backbone.pixels(_pictures.pictures()).to(backbone.device)
     expected, given = backbone.trunk(pixels), OnnxTrunk(made)(pixels)
     difference = given - expected
@@ -139,10 +138,7 @@ def _compare(made: Path, backbone: Backbone, precision: Precision) -> ExportedTr
 
 @torch.no_grad()
 def _features(backbone: Backbone, tokens: Tensor) -> Tensor:
-    """What the tail makes of tokens, block by block [image, feature].
-
-    SigLIP's head reads all tokens, so all of them stand for it.
-    """
+    """Image features after the tail, [image, feature]; all tokens for a pooling head."""
     spec, params = backbone.spec.tail, backbone.tail
     for index in range(spec.first, spec.last + 1):
         tokens = block(params, spec, index, tokens)
@@ -155,7 +151,7 @@ def _features(backbone: Backbone, tokens: Tensor) -> Tensor:
 
 
 def _check_weights(made: Path, params: Mapping[str, Tensor]) -> None:
-    """Every quantised weight is the model's, to half a step of its own scale."""
+    """Check that quantised weights are the model's to within half a step."""
     import onnx
 
     values = {tensor.name: tensor for tensor in onnx.load(str(made)).graph.initializer}
@@ -173,7 +169,7 @@ def _check_weights(made: Path, params: Mapping[str, Tensor]) -> None:
 
 
 def _refuse_broken(made: ExportedTrunk) -> None:
-    # "not (good)" rather than "bad", so that NaN is refused too.
+    # "not (good)" rather than "bad", so that NaN is refused.
     if made.precision == "fp32" and not made.relative_difference <= _TOKENS:
         raise ModelError(
             f"The fp32 trunk's tokens differ from torch's by {made.relative_difference:.2g} of "
@@ -204,22 +200,21 @@ def _write(file: Path, model: ModelProto, metadata: Mapping[str, str]) -> None:
 
 
 def _quantise(file: Path, model: ModelProto, metadata: Mapping[str, str]) -> None:
-    """Weights of the linear layers to int8, one scale a column; activations as they come."""
+    """Quantise linear layers to int8: weights per column, activations dynamically."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     whole = file.with_name("whole-" + file.name)
-    # The quantiser asks for its own clean-up, and shapes, of what an exporter left behind. There
-    # is nothing to clean up; this is how it is told.
+    # The quantiser expects its own preprocessing, which is not needed here: this marks it as done.
     _write(whole, model, {"onnx.quant.pre_process": "onnxruntime.quant"})
     try:
         quantize_dynamic(
             whole,
             file,
-            op_types_to_quantize=["MatMul"],  # the one convolution sees raw pixels, and is cheap
+            op_types_to_quantize=["MatMul"],  # the one convolution is cheap
             per_channel=True,
-            # 7 bits: processors without VNNI add pairs of products in 16 bits, and 8 bits overflow
-            # there in silence. The same file must give the same tokens on every machine.
+            # 7 bits: processors without VNNI add pairs of products in 16 bits, where 8 bits
+            # silently overflow. The same file must give the same tokens on every machine.
             reduce_range=True,
             weight_type=QuantType.QInt8,
             extra_options={"MatMulConstBOnly": True},

@@ -1,8 +1,8 @@
 """Models in the Hugging Face layout, from the hub, its cache, or a folder.
 
-Weights are read from the safetensors files by the names that they have on the hub, and become
-canonical names by the tables in `families/*.json`. A table also lists every weight its family
-has, so a checkpoint with one too few or one too many is refused and never half understood.
+Weights are read from safetensors files and renamed to canonical names by the tables in
+`families/*.json`. A table lists every weight of its family, so that a checkpoint with missing or
+unexpected weights is refused.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _BLOCK = [
     )
     for part in ("weight", "bias")
 ]  # fmt: skip
-_LOCAL: Any = {"local_files_only": True, "trust_remote_code": False}  # no network, no foreign code
+_LOCAL: Any = {"local_files_only": True, "trust_remote_code": False}  # no network, no remote code
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
 def load(card: ModelCard, tail_blocks: int | None, device: str) -> Backbone:
-    """The model that a card points to; its last `tail_blocks` blocks become the tail."""
+    """Load the model of a card; its last `tail_blocks` blocks become the tail."""
     name = card.source
     found_in = folder = _folder(name)
     if open_clip.is_one(folder):
@@ -66,7 +66,7 @@ def load(card: ModelCard, tail_blocks: int | None, device: str) -> Backbone:
         folder = timm.converted(name, folder)
     family, config = _family(name, folder)
     prep = _preprocess(name, folder, family, config)
-    least = 0 if family["pool"] == "map" else 1  # a pooling head can learn by itself
+    least = 0 if family["pool"] == "map" else 1  # a pooling head can be a tail alone
     vision = _vision(name, family, config, least if tail_blocks is None else tail_blocks, prep)
     files = _weight_files(name, folder)
     found = _named(name, family, vision, files)
@@ -85,8 +85,8 @@ def load(card: ModelCard, tail_blocks: int | None, device: str) -> Backbone:
         tokens=grid + (len(trunk["prefix"][0]) if "prefix" in trunk else 0),
         dim=dim,
         logit_scale=scale,
-        # SigLIP's. It adds the same to every candidate, so a softmax over candidates drops it; it
-        # tells how likely none of them is.
+        # SigLIP's. A softmax over candidates cancels it; it gives the probability of "none of
+        # these".
         logit_bias=logits.get("logit_bias", 0.0),
         weights=_digest(files, text, folder),
         revision=repository.commit_of(found_in),
@@ -103,7 +103,7 @@ def load(card: ModelCard, tail_blocks: int | None, device: str) -> Backbone:
 
 
 def _folder(name: str) -> Path:
-    """Where the model lies: a folder on this machine, else the hub's cache of it."""
+    """The model's folder: a local one, else its folder in the hub's cache."""
     if Path(name).is_dir():
         return Path(name)
     asked = repository.parse(name)
@@ -116,18 +116,18 @@ def _folder(name: str) -> Path:
 
 
 def _family(name: str, folder: Path) -> tuple[dict[str, Any], Any]:
-    """The table of the model's family, and its configuration with all defaults filled in."""
+    """The table of the model's family, and its configuration including defaults."""
     config = _read_json(name, folder / "config.json")
     if config is not None:
         layout.check_type(name, config)
-    if config is None or "model_type" not in config:  # of timm, without weights that are read
+    if config is None or "model_type" not in config:  # of timm, without readable weights
         raise layout.unreadable(name, layout.files_in(folder), config)
     with _quiet():
         from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoConfig
 
         try:
-            # A hub file often says only what differs from the defaults, which transformers knows.
+            # Hub files often omit defaults, which transformers fills in.
             table = layout.tables()[config["model_type"]]
             return table, AutoConfig.from_pretrained(folder, **_LOCAL)
         except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
@@ -137,7 +137,7 @@ def _family(name: str, folder: Path) -> tuple[dict[str, Any], Any]:
 def _vision(
     name: str, family: Mapping[str, Any], config: Any, tail_blocks: int, prep: Preprocess
 ) -> TailSpec:
-    """The shape of the blocks; anything unusual is refused."""
+    """The architecture of the blocks; anything unusual is refused."""
     vision = _part(family, config)
     for key, value in family["require"].items():
         if getattr(vision, key, value) != value:
@@ -177,18 +177,18 @@ def _vision(
 
 
 def _preprocess(name: str, folder: Path, family: Mapping[str, Any], config: Any) -> Preprocess:
-    """From the model's own file; what that leaves out, or its absence, by the family's table.
+    """Preprocessing from the model's file, with defaults from the family's table.
 
-    The tables hold what the family was published with. There, "image_size" is the model's own.
+    The tables have the values of the family's publication, with "image_size" for the model's own.
     """
     own = _read_json(name, folder / "preprocessor_config.json")
-    if own is None:  # where newer versions of transformers put it
+    if own is None:  # the place in newer versions of transformers
         own = (_read_json(name, folder / "processor_config.json") or {}).get("image_processor", {})
     side = _part(family, config).image_size
     table = json.loads(json.dumps(family["preprocessor"]).replace('"image_size"', json.dumps(side)))
-    own = {key: value for key, value in own.items() if value is not None}  # null: unless told
+    own = {key: value for key, value in own.items() if value is not None}  # null: default
     if isinstance(own.get("size"), int) and "height" in table["size"]:
-        # A bare number was a square for the families that squash images, else the shortest edge.
+        # A single number is a square for families that squash images, else the shortest edge.
         own["size"] = {"height": own["size"], "width": own["size"]}
     prep = preprocess.from_config({**table, **own}, name)
     if family["positions"] == "fixed" and (prep.height, prep.width) != (side, side):
@@ -231,7 +231,7 @@ def _weight_files(name: str, folder: Path) -> list[Path]:
 def _named(
     name: str, family: Mapping[str, Any], spec: TailSpec, files: list[Path]
 ) -> dict[str, tuple[Path, str]]:
-    """Where each canonical weight is: its file, and its name in it."""
+    """File of each canonical weight, and its name there."""
     found: dict[str, tuple[Path, str]] = {}
     for file in files:
         try:
@@ -251,7 +251,7 @@ def _named(
         parts |= set(family.get("gates", []))
     for index in range(spec.last + 1):
         block = {f"layers.{index}.{part}" for part in parts}
-        # A part that a family may lack is expected where it is.
+        # An optional part is expected if any of its weights is there.
         optional = {f"layers.{index}.{part}" for part in family.get("optional", [])}
         expected |= block - (optional - set(found))
     if expected != set(found):
@@ -276,7 +276,7 @@ def _weights(
     prep: Preprocess,
     found: Mapping[str, tuple[Path, str]],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, float]]:
-    """The trunk's, the tail's, and the numbers of the logits."""
+    """Weights of trunk and tail, logit scale and bias."""
     raw = {canonical: _read(name, *place) for canonical, place in found.items()}
     for gate in [key for key in raw if ".mlp.gate." in key]:  # beside what it multiplies
         other = gate.replace(".mlp.gate.", ".mlp.fc1.")
@@ -311,10 +311,10 @@ def _weights(
 
 
 def _check_shapes(name: str, spec: TailSpec, raw: Mapping[str, Tensor]) -> None:
-    """Every weight fits the configuration; some that do not would still run, and be wrong."""
+    """Check shapes against the configuration; some wrong ones would run nevertheless."""
     width = spec.width
     for key, value in raw.items():
-        # What the first linear layer of this weight's MLP should give.
+        # Output width of the first linear layer of this weight's MLP.
         second = raw.get(re.sub(r"fc1\.\w+$", "fc2.weight", key), value)
         hidden = second.shape[-1] * (2 if spec.mlp == "swiglu" else 1) if second.ndim else 0
         shapes: dict[str, tuple[int | None, ...]] = {  # the first that matches; None: any number
@@ -352,7 +352,7 @@ def _read(name: str, file: Path, hub_name: str) -> Tensor:
         )
     if not value.isfinite().all():
         raise ModelError(f"{name} is damaged: {hub_name} has numbers that are not finite.")
-    # A clone where it is float32 already: safetensors maps the file, and a file may be replaced.
+    # Cloned if float32 already: safetensors maps the file, which may be replaced.
     return value.to(torch.float32, copy=True)
 
 
@@ -372,15 +372,15 @@ def _fit(name: str, positions: Tensor, grid: tuple[int, int], how: str) -> Tenso
 
 
 def _digest(weight_files: list[Path], text: TextEncoder | None, folder: Path) -> str:
-    """Of what decides the vectors of images and labels: all weights, and what the tokeniser does.
+    """Digest of everything that determines embeddings: weights and the tokeniser's behaviour.
 
-    Weights count by name and value, in whatever files they lie. Of the tokeniser the ids of a few
-    texts count: its files also hold what changes nothing, such as where they came from.
+    Weights by name and value, whatever their files. The tokeniser by the ids of a few texts: its
+    files also have irrelevant fields, such as their origin.
     """
     digest = hashlib.sha256(b"2")
     places = {name: file for file in weight_files for name in _names_in(file)}
     for name, file in sorted(places.items()):
-        if not name.endswith(".position_ids"):  # 0, 1, 2, ..., which some versions write
+        if not name.endswith(".position_ids"):  # 0, 1, 2, ..., written by some versions
             with safetensors.safe_open(file, framework="pt") as weights:
                 value: Tensor = weights.get_tensor(name)
             digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
@@ -392,7 +392,7 @@ def _digest(weight_files: list[Path], text: TextEncoder | None, folder: Path) ->
     return digest.hexdigest()
 
 
-# Never changed: the fingerprints of models hang on them.
+# Never changed: fingerprints depend on them.
 _PROBES = (
     "a photo of a cat.",
     "A PHOTO of the Café-au-lait!",
@@ -408,7 +408,7 @@ _PROBES = (
 
 
 def _former_digest(folder: Path, weight_files: list[Path]) -> str:
-    """What `_digest` was before: memories of that time know the model by it."""
+    """The `_digest` of older versions, which their memories have."""
     digest = hashlib.sha256()
     text = [*_FORMER_TEXT_FILES, *embedded.TEXT_FILES]
     _add_files(digest, [*weight_files, *(folder / name for name in text)])
@@ -422,7 +422,7 @@ _FORMER_TEXT_FILES = [
 
 
 def _add_files(digest: hashlib._Hash, files: list[Path]) -> None:
-    """Names and contents of those that are there."""
+    """Add names and contents of existing files."""
     for file in files:
         if file.is_file():
             with file.open("rb") as stream:
@@ -436,14 +436,11 @@ def _add_files(digest: hashlib._Hash, files: list[Path]) -> None:
 def _text(
     name: str, folder: Path, family: Mapping[str, Any], config: Any, dim: int, device: str
 ) -> tuple[TextEncoder | None, float]:
-    """The text side, and its logit scale where it has one beside the weights.
-
-    A model of images only has no scale of its own; what is put on top of it brings one.
-    """
+    """The text encoder, and its logit scale if that is not among the weights."""
     table = family["text"]
     if table is None:
         return None, 1.0
-    if table == "embedded":  # an image tower alone, which the embedded model gave a text side
+    if table == "embedded":  # an image tower with the embedded model's text encoder
         text, scale = embedded.text_side(folder)
         return (None, 1.0) if text is None else (text, scale)
     return _tower(name, folder, table, config, dim, device), 1.0
@@ -454,12 +451,12 @@ def _tower(
 ) -> HubText:
     if not any((folder / file).is_file() for file in _VOCABULARIES):
         raise ModelError(f"{name} has no tokeniser: none of {', '.join(_VOCABULARIES)}.")
-    # A tower that comes only inside the whole model is asked by name, and brings its own shape.
+    # A tower that exists only within the whole model is called by name.
     call = table.get("call", "__call__")
     shape = config if "call" in table else config.text_config
     if call == "__call__" and hasattr(
         config, "projection_dim"
-    ):  # CLIP's, where the text's own is often left wrong
+    ):  # CLIP's, since the text configuration's is often wrong
         shape.projection_dim = config.projection_dim
     with _quiet():
         import transformers
@@ -510,7 +507,7 @@ _VOCABULARIES = [
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the progress bars and load reports of transformers; errors still come."""
+    """Suppress progress bars and load reports of transformers."""
     import transformers.utils
 
     logging: Any = transformers.utils.logging  # it has no types
@@ -527,7 +524,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _read_json(name: str, file: Path) -> dict[str, Any] | None:
-    """None where there is no such file."""
+    """Read a JSON file; None if there is none."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

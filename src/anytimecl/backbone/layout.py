@@ -1,7 +1,6 @@
-"""What lies in a model's folder, and what to say of a layout that is not read here.
+"""Layouts of model folders, and error messages for unsupported ones.
 
-Pure functions of file names and the configuration, so that a folder and a repository on the hub
-get the same words.
+Pure functions of file names and configuration, for folders and repositories alike.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS = "open_clip_config.json", "open_clip_model.
 
 
 def tables() -> dict[str, dict[str, Any]]:
-    """How the checkpoints of each family are laid out, by the model type of their config.json.
+    """Layouts of each family's checkpoints, by the model type in config.json.
 
-    A table may say only what differs from another, which it is "like".
+    A table may give only its differences from another one, named by "like".
     """
     found: dict[str, dict[str, Any]] = {}
     for entry in (resources.files(__package__) / "families").iterdir():
@@ -36,9 +35,9 @@ def tables() -> dict[str, dict[str, Any]]:
 
 
 def lacking(files: Iterable[str], index: Mapping[str, Any] | None = None) -> list[str]:
-    """Files without which a model in the Hugging Face layout cannot be read.
+    """Missing files that a model in the Hugging Face layout needs.
 
-    `index` is what its index of several weight files says, where it has one.
+    `index` is the content of its index of weight files, if it has one.
 
     >>> lacking(["config.json", "pytorch_model.bin"])
     ['model.safetensors']
@@ -49,7 +48,7 @@ def lacking(files: Iterable[str], index: Mapping[str, Any] | None = None) -> lis
 
 
 def files_in(folder: Path) -> list[str]:
-    """Names of a folder's files, with those one folder down; none where there is no folder."""
+    """Names of the files in a folder and its subfolders; empty if there is no folder."""
     found = []
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
         if entry.is_file():
@@ -60,7 +59,7 @@ def files_in(folder: Path) -> list[str]:
 
 
 def unreadable(name: str, files: Iterable[str], config: Mapping[str, Any] | None) -> ModelError:
-    """Why a folder without what is read here cannot be loaded, and what comes nearest.
+    """The error for a folder that cannot be loaded, with the nearest alternative.
 
     >>> print(unreadable("mine", ["config.json", "onnx/model.onnx"], {"model_type": "clip"}))
     mine has only ONNX graphs (onnx/model.onnx), which cannot learn. ...
@@ -88,7 +87,7 @@ def unreadable(name: str, files: Iterable[str], config: Mapping[str, Any] | None
 
 
 def damaged(name: str, file: Path, error: Exception) -> ModelError:
-    """What to say of a safetensors file of a model that cannot be read."""
+    """The error for a damaged safetensors file."""
     with suppress(OSError), file.open("rb") as stream:
         if stream.read(len(_POINTER)) == _POINTER:
             return ModelError(
@@ -102,13 +101,13 @@ _POINTER = b"version https://git-lfs"
 
 
 def check_type(name: str, config: Mapping[str, Any]) -> None:
-    """Refuse a configuration of no known family."""
+    """Raise ModelError for a configuration of an unknown family."""
     if (foreign := _foreign(name, config)) is not None:
         raise foreign
 
 
 def _foreign(name: str, config: Mapping[str, Any]) -> ModelError | None:
-    """What to say of a configuration that is of no known family."""
+    """The error for a configuration of an unknown family, or None."""
     known, kind = tables(), config.get("model_type")
     if "quantization_config" in config:
         method = dict(config["quantization_config"] or {}).get("quant_method", "some method")
@@ -140,21 +139,21 @@ def _foreign(name: str, config: Mapping[str, Any]) -> ModelError | None:
 
 
 def of_timm(config: Mapping[str, Any]) -> str | None:
-    """The architecture that a configuration of timm names; None: it is not one."""
+    """The architecture in a configuration of timm; None for other configurations."""
     if "model_type" in config or not {"pretrained_cfg", "architecture"} & set(config):
         return None
     return str(config.get("architecture", "unnamed"))
 
 
 def like(architecture: str) -> str:
-    """A repository that has such a tower as transformers keeps it."""
+    """A repository with such a tower in the layout of transformers."""
     for part, repository in _TIMM:
         if part in architecture:
             return repository
     return "google/vit-base-patch16-224"
 
 
-# Architectures of timm that are read: all that a name must tell of them is known.
+# Supported architectures of timm.
 TIMM = re.compile(
     r"(vit|deit|deit3)_(tiny|small|base|large|huge|giant|gigantic)_patch\d+_"
     r"((clip_(quickgelu_)?)?\d+|(reg4_)?dinov2)"

@@ -1,7 +1,7 @@
-"""Models in the layout of open_clip, turned once into a folder as transformers has CLIP.
+"""Conversion of open_clip checkpoints to the layout of transformers.
 
-It is the same network under other names: projections of attention packed into one, and the last
-two stored the other way round. What open_clip can build beside that and SigLIP is refused by name.
+The same network with other names, packed attention projections, and transposed final projections.
+Architectures of open_clip other than CLIP and SigLIP are refused.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from anytimecl.backbone.layout import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, WEIGH
 from anytimecl.backbone.repository import TOKENIZER_FILES
 from anytimecl.errors import ModelError
 
-_KIND = "open_clip"  # with another version of this converter, another name
+_KIND = "open_clip"  # renamed with each version of this converter
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _FILTERS = {"bicubic": 3, "bilinear": 2}
-# What a configuration may tell, and what open_clip takes unless told. Anything else that it names
-# must be absent, or what is usual.
+# Supported fields of a configuration, with open_clip's defaults. All others must be absent or have
+# the usual value.
 _MODEL_KEYS = {
     "embed_dim", "vision_cfg", "text_cfg", "quick_gelu", "custom_text", "cast_dtype",
     "init_logit_scale", "output_dict",
@@ -46,7 +46,7 @@ _USUAL: dict[str, tuple[Any, ...]] = {
     "tokenizer_kwargs": ({"clean": "whitespace"},),
 }
 _RENAME = (
-    (r"^text\.", ""),  # where the text side is an object of its own
+    (r"^text\.", ""),  # models with a separate text module
     (r"^visual\.class_embedding$", "vision_model.embeddings.class_embedding"),
     (r"^visual\.positional_embedding$", "vision_model.embeddings.position_embedding.weight"),
     (r"^visual\.conv1\.weight$", "vision_model.embeddings.patch_embedding.weight"),
@@ -68,7 +68,7 @@ _TURNED = {"visual.proj", "text_projection", "text.text_projection"}  # [in, out
 
 
 def is_one(folder: Path) -> bool:
-    """Whether a folder is to be read as open_clip's: not where transformers' layout lies beside."""
+    """Whether a folder has open_clip's layout, and not also that of transformers."""
     if not all((folder / name).is_file() for name in (OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS)):
         return False
     if not (folder / WEIGHTS).is_file() or not (folder / "config.json").is_file():
@@ -76,12 +76,12 @@ def is_one(folder: Path) -> bool:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError:
-        return False  # whoever reads it says what is wrong with it
+        return False  # reading it raises the error
     return isinstance(config, dict) and config.get("model_type") not in layout.tables()
 
 
 def converted(name: str, folder: Path) -> Path:
-    """The model in a folder as transformers has it, made now unless it was before."""
+    """The folder of the converted model, created on first use."""
     tokenizer = [file for file in TOKENIZER_FILES if (folder / file).is_file()]
     if not tokenizer:
         raise ModelError(
@@ -113,7 +113,7 @@ def converted(name: str, folder: Path) -> Path:
 
 
 def hub_config(name: str, model: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json of transformers for what `model_cfg` of open_clip describes."""
+    """The config.json of transformers for a `model_cfg` of open_clip."""
     vision, text = {**_VISION, **model["vision_cfg"]}, {**_TEXT, **model["text_cfg"]}
     near = f"Of open_clip, CLIP's own transformers and SigLIP load. {_near(vision, text)}"
     if tower := vision.get("timm_model_name"):
@@ -152,22 +152,22 @@ def hub_config(name: str, model: Mapping[str, Any]) -> dict[str, Any]:
             "max_position_embeddings": text["context_length"],
             "vocab_size": text["vocab_size"],
             "hidden_act": activation,
-            "eos_token_id": 2,  # transformers then takes the highest id, as open_clip does
+            "eos_token_id": 2,  # makes transformers pool at the highest id, as open_clip does
         },
     }
 
 
 def _near(vision: Mapping[str, Any], text: Mapping[str, Any]) -> str:
-    """What loads and comes nearest, with a text side of its kind."""
+    """The nearest supported model, with a similar text encoder."""
     if "siglip" in str(vision.get("timm_model_name")):
         return "Near to it: google/siglip-base-patch16-224, and others of transformers' SigLIPs."
-    if text.get("hf_model_name") or text.get("pool_type") == "eos":  # of many languages, mostly
+    if text.get("hf_model_name") or text.get("pool_type") == "eos":  # mostly multilingual
         return "Near to it: facebook/metaclip-2-worldwide-huge-quickgelu."
     return "Near to it: openai/clip-vit-base-patch16."
 
 
 def hub_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Every weight under the name that transformers gives it."""
+    """Weights with the names of transformers."""
     turned = {
         name: value.T.contiguous() if name in _TURNED else value for name, value in weights.items()
     }

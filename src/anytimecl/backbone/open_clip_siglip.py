@@ -1,7 +1,7 @@
-"""SigLIPs in the layout of open_clip, whose image side is timm's, as transformers has them.
+"""Conversion of open_clip's SigLIP checkpoints, whose image tower is timm's, to transformers.
 
-The tower's name tells heads and activation, its weights the rest. Texts are cleaned before the
-tokeniser sees them, which becomes a part of the tokeniser's own file.
+Heads and activation follow from the tower's name, the rest from the weights. The cleaning of texts
+before the tokeniser is moved to the tokeniser's file.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor
 from anytimecl.backbone.conversion import renamed
 from anytimecl.errors import ModelError
 
-PROBE = "visual.trunk.attn_pool.latent"  # a weight that no other model there has
+PROBE = "visual.trunk.attn_pool.latent"  # a weight that only SigLIP has
 _TOWER = re.compile(r"vit_(base|large|so400m|giantopt)_patch\d+_siglip_\d+")
 _HEADS = {"base": 12, "large": 16, "so400m": 16, "giantopt": 16}
 _TANH = "gelu_pytorch_tanh"
-# What makes a text side SigLIP's, and what else it may tell.
+# Fields that identify SigLIP's text encoder, and further supported ones.
 _TEXT = {
     "no_causal_mask": (True,),
     "proj_bias": (True,),
@@ -60,7 +60,7 @@ _RENAME = (
 
 
 def is_one(model: Mapping[str, Any]) -> bool:
-    """Whether what `model_cfg` of open_clip describes is a SigLIP as it was published."""
+    """Whether a `model_cfg` of open_clip is that of a published SigLIP."""
     vision, text = model["vision_cfg"], model["text_cfg"]
     return (
         _TOWER.fullmatch(str(vision.get("timm_model_name"))) is not None
@@ -71,7 +71,7 @@ def is_one(model: Mapping[str, Any]) -> bool:
 
 
 def hub_config(model: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The config.json of transformers; the shape of the image side is that of its weights."""
+    """The config.json of transformers, with the image tower's shapes from its weights."""
     vision, text = model["vision_cfg"], model["text_cfg"]
     size = str(vision["timm_model_name"]).split("_")[1]
     patch = weights["vision_model.embeddings.patch_embedding.weight"]  # [width, 3, patch, patch]
@@ -106,11 +106,11 @@ def hub_config(model: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[
 
 
 def hub_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Every weight under the name that transformers gives it."""
+    """Weights with the names of transformers."""
     found = renamed(weights, _RENAME)
-    for part in ("weight", "bias"):  # the probe's query by itself here, all three packed there
+    for part in ("weight", "bias"):  # transformers packs all three
         names = [f"vision_model.head.{letters}.{part}" for letters in ("q", "kv")]
-        if set(names) <= set(found):  # what is missing is named by whoever reads the result
+        if set(names) <= set(found):  # reading reports missing ones
             packed = torch.cat([found.pop(name) for name in names])
             found[f"vision_model.head.attention.in_proj_{part}"] = packed
     positions = "vision_model.embeddings.position_embedding.weight"
@@ -119,7 +119,7 @@ def hub_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def tokenizer(name: str, folder: Path, model: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The tokeniser's files that say how texts are cleaned; none where they are not."""
+    """The tokeniser's files with the cleaning of texts; empty if there is none."""
     if not model["text_cfg"].get("tokenizer_kwargs"):
         return {}
     file = folder / "tokenizer.json"
@@ -133,7 +133,7 @@ def tokenizer(name: str, folder: Path, model: Mapping[str, Any]) -> dict[str, di
     told["normalizer"] = {"type": "Sequence", "normalizers": [*_CLEANED, *own]}
     beside = folder / "tokenizer_config.json"
     config = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
-    # The class that takes the file as it is; others know better how to clean texts.
+    # The class that uses the file unchanged; others clean texts in their own way.
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     return {file.name: told, beside.name: config}
 
@@ -142,7 +142,7 @@ def _replaced(pattern: str, content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
 
 
-# As `canonicalize_text` of open_clip: no punctuation, no capitals, no space but single ones.
+# As open_clip's `canonicalize_text`: no punctuation, lower case, single spaces.
 _CLEANED = (
     _replaced("_", " "),
     _replaced(r"[!-/:-@\[-`{-~]", ""),

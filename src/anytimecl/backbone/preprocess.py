@@ -1,7 +1,7 @@
-"""RGB images to the pixels that a model was trained on: resize, centre crop, normalise.
+"""Preprocessing of RGB images: resize, centre crop, normalise.
 
-`pixels` does it; `from_config` reads how from a `preprocessor_config.json`. Pillow does the
-resizing, as it did when these models were published.
+`pixels` applies it; `from_config` reads it from a `preprocessor_config.json`. Resizing is done by
+Pillow, as for the published models.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RESAMPLE = {
 
 
 def pixels(image: PIL.Image.Image, prep: Preprocess) -> Tensor:
-    """One RGB image as [3, height, width] float32.
+    """Preprocess an RGB image to [3, height, width], float32.
 
     >>> grey = Preprocess(2, 2, "exact", (2, 2), "bicubic", (0.5,) * 3, (0.5,) * 3)
     >>> pixels(PIL.Image.new("RGB", (9, 5), (255, 255, 0)), grey)[:, 0, 0]
@@ -47,7 +47,7 @@ def pixels(image: PIL.Image.Image, prep: Preprocess) -> Tensor:
 
 
 def _resized(image: PIL.Image.Image, prep: Preprocess) -> PIL.Image.Image:
-    """Exactly `prep.height` by `prep.width`, still 8 bits a channel."""
+    """Resize and crop to `prep.height` by `prep.width`, 8 bits per channel."""
     filter_ = _RESAMPLE[prep.resample]
     if prep.resize == "exact":
         assert isinstance(prep.resize_to, tuple)
@@ -63,8 +63,8 @@ def _resized(image: PIL.Image.Image, prep: Preprocess) -> PIL.Image.Image:
     if width * height <= 16 * prep.width * prep.height:
         resized = image if image.size == (width, height) else image.resize((width, height), filter_)
         return resized if resized.size == (prep.width, prep.height) else resized.crop(box)
-    # A sliver of 60,000 by 1 pixels would become gigabytes of which a square is kept, so only the
-    # square is made. Pillow holds this box in 32 bits, so now and then a value moves by one level.
+    # Only the crop is resized: a whole image of 60,000 by 1 pixels would become gigabytes. Pillow
+    # has the box in 32 bits, so rarely a value differs by one level.
     across, down = image.width / width, image.height / height
     source = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
     return image.resize((prep.width, prep.height), filter_, box=source)
@@ -72,13 +72,13 @@ def _resized(image: PIL.Image.Image, prep: Preprocess) -> PIL.Image.Image:
 
 @lru_cache(maxsize=8)
 def _table(mean: tuple[float, ...], std: tuple[float, ...]) -> np.ndarray[Any, Any]:
-    """Every 8-bit level, normalised, [3, 256]: a look-up is faster than the arithmetic."""
+    """Table of normalised 8-bit values, [3, 256]: faster than arithmetic."""
     levels = np.arange(256) / 255
     return np.stack([(levels - m) / s for m, s in zip(mean, std, strict=True)]).astype(np.float32)
 
 
 def from_config(config: Mapping[str, Any], source: str) -> Preprocess:
-    """What a `preprocessor_config.json` says, or an error where it says what is not done here.
+    """Parse a `preprocessor_config.json`; ModelError for unsupported steps.
 
     `source` names the model in errors.
 
@@ -124,7 +124,7 @@ def from_config(config: Mapping[str, Any], source: str) -> Preprocess:
     )
 
 
-# do_convert_rgb: images are RGB before they come here.
+# do_convert_rgb: images are RGB already.
 _STEPS = {
     "do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb",
 }  # fmt: skip
@@ -137,7 +137,7 @@ _FILTERS: dict[Any, Literal["nearest", "bilinear", "bicubic", "lanczos"]] = {
 
 
 def _size(value: Any, source: str, key: str) -> int | tuple[int, int]:
-    """The shortest edge, or (height, width). A bare number is the shortest edge, as it was once."""
+    """The shortest edge, or (height, width); a single number is the shortest edge."""
     named = {"shortest_edge": value} if _is_count(value) else value
     if isinstance(named, Mapping):
         given = {name: edge for name, edge in named.items() if edge is not None}

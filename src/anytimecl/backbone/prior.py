@@ -1,8 +1,8 @@
-"""What is known of a model's image vectors before the first example: a prior for the experts.
+"""The prior of a model's image embeddings, for the Gaussian and the instance expert.
 
-Measured once for a model, on images of many labels (`recipes/embedded/prior.py` for the embedded
-one, `anytimecl model prior` for any other): how far labels lie apart, how much images of one label
-differ, and how much pictures of one scene do (cropped, mirrored, compressed again).
+Measured once for each model, on images of many labels (`recipes/embedded/prior.py` for the embedded
+one, `anytimecl model prior` for others): covariances between labels, within labels, and between
+views of one image (cropped, mirrored, recompressed).
 """
 
 from __future__ import annotations
@@ -23,30 +23,28 @@ from torch import Tensor
 from anytimecl.errors import ModelError
 from anytimecl.files import replacing
 
-FEWEST = 2  # images of a label, and labels, to measure with
-NARROW = 1e-3  # the least variance that is believed of unit vectors where nothing was measured
+FEWEST = 2  # minimal number of labels, and of images of each
+NARROW = 1e-3  # minimal variance of an isotropic prior
 
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """Mean [dim] and covariances [dim, dim] of unit image vectors, in double precision."""
+    """Mean [dim] and covariances [dim, dim] of unit image embeddings, in double precision."""
 
-    mean: Tensor  # of all images
-    within: Tensor  # of images around the mean of their label
-    between: Tensor  # of the means of labels
-    view: Tensor  # of pictures of one scene around the first of them
-    near: (
-        Tensor  # [4]: log-distance of such a picture, and of the nearest other image: mean, spread
-    )
+    mean: Tensor  # m0, of all images
+    within: Tensor  # Sw0, of images around the mean of their label
+    between: Tensor  # Sb, of the means of labels
+    view: Tensor  # Sv, of views around their image
+    near: Tensor  # [4]: log D of a view, then of the nearest other image: mean, standard deviation
 
     def save(self, file: Path) -> None:
-        """As half-precision triangles, each with its scale: a megabyte at 512 dimensions."""
+        """Save as half-precision triangles with a scale each: 1 MB at 512 dimensions."""
         file.parent.mkdir(parents=True, exist_ok=True)
         tensors = {"mean": self.mean.float(), "near": self.near.float()}
         upper = torch.triu_indices(*self.within.shape)
         for name in ("within", "between", "view"):
             matrix = getattr(self, name)
-            scale = torch.exp2(matrix.diagonal().mean().log2().floor())  # what is read saves alike
+            scale = torch.exp2(matrix.diagonal().mean().log2().floor())  # exact when saved again
             tensors[name] = (matrix / scale)[upper[0], upper[1]].half()
             tensors[f"{name}.scale"] = scale.float().reshape(1)
         with replacing(file) as draft:
@@ -54,7 +52,7 @@ class Prior:
 
     @classmethod
     def load(cls, file: Path) -> Prior:
-        """Back from `save`."""
+        """Load what `save` wrote."""
         try:
             tensors = load_file(file)
             mean = tensors["mean"].double()
@@ -72,7 +70,7 @@ class Prior:
 
 
 def measure(images: Tensor, labels: Sequence[int], views: Sequence[Tensor]) -> Prior:
-    """From unit vectors [image, dim] with their labels; `views` show the first of them.
+    """Estimate from unit embeddings [image, dim] and labels; `views` are of the first images.
 
     >>> images = torch.nn.functional.normalize(torch.randn(12, 3), dim=1)
     >>> measure(images, [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3], [images + 0.01]).within.shape
@@ -88,10 +86,10 @@ def measure(images: Tensor, labels: Sequence[int], views: Sequence[Tensor]) -> P
     around = images - means[at]
     within = around.T @ around / (len(images) - len(counts))
     spread = (means - centre).T @ (means - centre) / (len(counts) - 1)
-    # The mean of few images varies by itself: what is left is the labels'.
+    # Subtract the sampling variance of the means.
     between = _positive(spread - within * (1 / counts).mean())
     moved = torch.stack([view.double() - images[: len(view)] for view in views], 1)
-    half = len(moved) // 2  # what is measured on one is judged by the other
+    half = len(moved) // 2  # covariance from one half, distances from the other
     space = view_space(within, _covariance(moved[:half]))
     seen = images[half : len(moved)] @ space
     copies = (moved[half:] @ space).square().sum(-1).flatten()
@@ -101,24 +99,25 @@ def measure(images: Tensor, labels: Sequence[int], views: Sequence[Tensor]) -> P
 
 
 def isotropic(means: Tensor, scatter: Tensor, count: int) -> Prior:
-    """Where nothing was measured: alike in all directions, as wide as what was learned.
+    """An isotropic prior with the variance of the learned examples, for models without one.
 
-    From means [label, dim], the scatter [dim, dim] around them, and of how many images they are.
+    From means [label, dim], the scatter [dim, dim] around them, and the number of images.
     """
     labels, dim = means.shape
     centre = means.mean(0) if labels else means.new_zeros(dim)
     spread = max(1 - float(centre.square().sum()), NARROW) if labels > 1 else 0.5
     within = float(scatter.trace()) / max(1, count - labels) if count > labels else spread / 2
-    within = max(within, NARROW * spread)  # one image taught again and again has no spread
+    within = max(within, NARROW * spread)  # copies of one image have no variance
     between = max(spread - within, 0.1 * spread)
     one = torch.eye(dim, dtype=torch.float64) / dim
     return Prior(centre, within * one, between * one, 0.1 * within * one, centre.new_zeros(4))
 
 
 def view_space(within: Tensor, view: Tensor) -> Tensor:
-    """[dim, dim]: there, square distances are log-likelihood ratios, times two.
+    """Projection [dim, dim] in which squared distances are -2 log-likelihood ratios.
 
-    Of two pictures of one scene against two images of one label: `d' (Sv^-1 - (2 Sw)^-1) d`.
+    Of two views of one image against two images of one label: `d' (Sv^-1 - (2 Sw)^-1) d`, without
+    negative directions.
     """
     within, view = (_shrunk(matrix, by) for matrix, by in ((within, 0.5), (view, 0.3)))
     lower = torch.linalg.cholesky(within)
@@ -140,7 +139,7 @@ def _covariance(moved: Tensor) -> Tensor:
 
 
 def _positive(matrix: Tensor) -> Tensor:
-    """The nearest covariance with no negative direction."""
+    """The nearest positive definite matrix."""
     values, vectors = torch.linalg.eigh(matrix)
     found: Tensor = (vectors * values.clamp_min(1e-6 * float(values.max()))) @ vectors.T
     return found
@@ -165,5 +164,5 @@ VIEWS: tuple[Callable[[PIL.Image.Image], PIL.Image.Image], ...] = (
 
 
 def prior_file(cache: Path, fingerprint: str) -> Path:
-    """Where the prior of a model is kept once it was measured."""
+    """File of a model's measured prior."""
     return cache / "priors" / f"{hashlib.sha256(fingerprint.encode()).hexdigest()[:16]}.safetensors"

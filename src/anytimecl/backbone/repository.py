@@ -1,6 +1,6 @@
-"""Models on the Hugging Face hub: their names, and exactly the revision that was asked for.
+"""Models on the Hugging Face hub: names, and downloads of exact revisions.
 
-A branch moves and a commit does not, so whoever stores something of a model stores the commit.
+Branches move, so memories store the commit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OTHERWISE = 'give a folder that holds the model, or use "embedded", which needs
 
 @dataclass(frozen=True)
 class HubName:
-    """A repository, and the branch, tag or commit where one was asked for.
+    """A repository, and a branch, tag or commit if given.
 
     >>> str(HubName("someone/model", "v2"))
     'someone/model@v2'
@@ -53,12 +53,12 @@ class HubName:
     revision: str | None = None
 
     def __str__(self) -> str:
-        """As `parse` reads it."""
+        """The form that `parse` reads."""
         return self.repository + (f"@{self.revision}" if self.revision else "")
 
 
 def parse(name: str) -> HubName | None:
-    """A hub name in any of the ways that people write it, or None if it is not one.
+    """Parse a hub name or URL; None if it is neither.
 
     >>> str(parse("https://huggingface.co/openai/clip-vit-base-patch32/tree/v1?x=y"))
     'openai/clip-vit-base-patch32@v1'
@@ -76,7 +76,7 @@ def parse(name: str) -> HubName | None:
 
 
 def pinned(name: str, commit: str) -> str:
-    """A model's name at a commit, where it is one on the hub and the commit is known.
+    """A hub name with the commit, if known; other names unchanged.
 
     >>> pinned("someone/model@main", "1a2b"), pinned("embedded", "2"), pinned("/a/b", "1a2b")
     ('someone/model@1a2b', 'embedded', '/a/b')
@@ -86,7 +86,7 @@ def pinned(name: str, commit: str) -> str:
 
 
 def _address(text: str) -> HubName | None:
-    """From the address of a page on the hub: of the model, or of a file or branch of it."""
+    """From the URL of a page on the hub: of the model, or of a file or branch of it."""
     hosts = {"huggingface.co", "www.huggingface.co", "hf.co"}
     if (own := urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc) != "":
         hosts.add(own)
@@ -114,18 +114,18 @@ def _address(text: str) -> HubName | None:
 
 
 def fetch(name: HubName) -> Path:
-    """The folder of a hub model, from the cache of huggingface_hub or downloaded into it.
+    """The folder of a hub model in the cache of huggingface_hub, downloaded if necessary.
 
-    It holds exactly the revision asked for or, where that has only pickled weights, the hub's own
-    conversion of these weights. Its name is the commit.
+    It has exactly the given revision or, if that has only pickled weights, the hub's conversion of
+    them. Its name is the commit.
     """
     with _told(name):
         folder = _snapshot(name, name.revision, _SMALL)
     config, of_open_clip = _json(folder / "config.json"), (folder / OPEN_CLIP_CONFIG).is_file()
     if of_open_clip and (config is None or config.get("model_type") not in layout.tables()):
-        config = None  # of another library, which has its own file
+        config = None  # of another library, with a file of its own
     if config is not None:
-        layout.check_type(str(name), config)  # before gigabytes come for nothing
+        layout.check_type(str(name), config)  # before downloading gigabytes
     with _told(name, folder):
         if (folder / "config.json").is_file() and (config is not None or not of_open_clip):
             if not _complete(folder):
@@ -143,7 +143,7 @@ def fetch(name: HubName) -> Path:
 
 
 def commit_of(folder: Path) -> str:
-    """The commit that a folder of the hub's cache holds; empty for any other folder."""
+    """The commit of a folder in the hub's cache; empty for any other folder."""
     return folder.name if folder.parent.name == "snapshots" else ""
 
 
@@ -158,7 +158,7 @@ def _snapshot(name: HubName, revision: str | None, patterns: list[str] = _FETCHE
             )
         )
     except LocalEntryNotFoundError as error:
-        # An older version may have left out a file that the model does not need.
+        # An older version may not have downloaded a file that is not needed.
         found = _partial(HubName(name.repository, revision), error)
         if found is not None and _complete(found):
             return found
@@ -166,8 +166,8 @@ def _snapshot(name: HubName, revision: str | None, patterns: list[str] = _FETCHE
 
 
 def _partial(name: HubName, error: Exception) -> Path | None:
-    """What the cache has of a revision, where that is not all."""
-    # Newer versions of huggingface_hub tell it, unless a commit was asked for.
+    """The folder of an incompletely downloaded revision."""
+    # Newer versions of huggingface_hub give it, unless a commit was asked for.
     known = getattr(error, "snapshot_path", None) or _repository_folder(name) / "snapshots" / (
         name.revision or _MAIN
     )
@@ -188,10 +188,10 @@ def _complete(folder: Path) -> bool:
 
 
 def _converted(name: HubName, folder: Path) -> Path | None:
-    """The hub's conversion of exactly these weights to safetensors, with its own configuration.
+    """The hub's conversion of exactly these weights to safetensors, with its configuration.
 
-    The hub's converter leaves it as a pull request; `transformers` looks there as well. A request
-    stands on some older commit: it is of these weights if the pickles beside it are the same.
+    The hub's converter opens a pull request, which `transformers` uses as well. It is based on an
+    older commit, and has these weights if the pickled files in it are the same.
     """
     note = cache_folder() / "conversions" / name.repository.replace("/", "--") / folder.name
     if note.is_file():  # found before, so it works offline
@@ -209,7 +209,7 @@ def _converted(name: HubName, folder: Path) -> Path | None:
         if _pickles(api, name.repository, reference) == own:
             found = _snapshot(name, reference)
             if _complete(found):
-                with suppress(OSError):  # only another look-up is lost
+                with suppress(OSError):  # looked up again next time
                     note.parent.mkdir(parents=True, exist_ok=True)
                     note.write_text(found.name, encoding="utf-8")
                 return found
@@ -217,7 +217,7 @@ def _converted(name: HubName, folder: Path) -> Path | None:
 
 
 def _pickles(api: HfApi, repository: str, revision: str) -> dict[str, str]:
-    """The pickled weights of a revision, each with what identifies its content."""
+    """The pickled weights of a revision, with a digest of each."""
     entries: Iterator[Any] = iter(api.list_repo_tree(repository, revision=revision))
     return {
         entry.path: entry.blob_id
@@ -245,16 +245,16 @@ def _json(file: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def _told(name: HubName, folder: Path | None = None) -> Iterator[None]:
-    """Errors of the hub and of the network, in words; `folder` is what the cache has already."""
+    """Translate errors of hub and network; `folder` is what the cache already has."""
     from huggingface_hub import errors
 
-    # Of the package that huggingface_hub asks with, which differs from version to version.
+    # Errors of huggingface_hub's HTTP package, which differs between versions.
     http: type[Exception] = errors.HfHubHTTPError.__bases__[0]
     try:
         yield
     except ModelError:
         raise
-    # OSError: not there, no network, no permission. ValueError: not a possible name.
+    # OSError: not found, no network, no permission. ValueError: an invalid name.
     except (OSError, ValueError, http) as error:
         for kind, words in _kinds():
             if isinstance(error, kind):
@@ -268,7 +268,7 @@ def _told(name: HubName, folder: Path | None = None) -> Iterator[None]:
 def _kinds() -> list[tuple[type[Exception], Callable[[HubName], str]]]:
     from huggingface_hub import errors
 
-    return [  # the first that fits
+    return [  # the first that matches
         (errors.GatedRepoError, _gated),
         (errors.DisabledRepoError, _disabled),
         (errors.RevisionNotFoundError, _no_revision),
@@ -291,7 +291,7 @@ def _disabled(name: HubName) -> str:
 
 def _no_revision(name: HubName) -> str:
     there = ""
-    with suppress(Exception):  # only the list is lost
+    with suppress(Exception):  # the list is optional
         refs = _api().list_repo_refs(name.repository)
         names = [ref.name for ref in (*refs.branches, *refs.tags)]
         there = f" It has {', '.join(names[:8])}{' and more' if len(names) > 8 else ''}."
@@ -354,7 +354,7 @@ def _why(error: BaseException) -> str:
 
 
 def _cached(name: HubName) -> list[str]:
-    """Branches, tags and pull requests that the cache knows of a repository."""
+    """Branches, tags and pull requests of a repository in the cache."""
     folder = _repository_folder(name) / "refs"
     if not folder.is_dir():
         return []

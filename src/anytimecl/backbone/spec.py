@@ -1,4 +1,4 @@
-"""What a model is, as data: everything about it that its weights alone do not say.
+"""The description of a model: everything besides its weights.
 
 A `Spec` is written beside every checkpoint and memory, so that a reload cannot lose the
 activation, the preprocessing, or the logit scale, and cannot silently meet another model.
@@ -20,7 +20,7 @@ ALONE = "the pooling head alone"  # a tail without a block
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How an RGB image becomes pixels: resize, centre crop, rescale, normalise."""
+    """Preprocessing of an RGB image: resize, centre crop, rescale, normalise."""
 
     height: int
     width: int
@@ -33,33 +33,33 @@ class Preprocess:
 
 @dataclass(frozen=True)
 class Rotary:
-    """Positions as angles (RoPE, as in DINOv3): each patch's query and key are turned by them."""
+    """Rotary position embeddings (RoPE, as in DINOv3)."""
 
-    base: float  # of the periods
+    base: float  # of the frequencies
     rows: int  # of patches
     columns: int
 
 
 @dataclass(frozen=True)
 class TailSpec:
-    """The shape of the last blocks, for the pure functions of `anytimecl.tail`.
+    """The architecture of the tail, for the functions of `anytimecl.tail`.
 
-    Weights are named as `transformers` names CLIP's, whatever the family:
+    Weights of all families are named like CLIP's in `transformers`:
     `layers.11.self_attn.q_proj.weight`, `layers.11.layer_scale1.lambda1`,
     `post_layernorm.weight`, `visual_projection.weight`, `head.probe`.
     """
 
     first: int  # index of the first block in the tail
-    blocks: int  # how many blocks the tail has; 0: SigLIP's pooling head alone, which is one itself
+    blocks: int  # number of blocks in the tail; 0: SigLIP's pooling head alone
     width: int
     heads: int
     activation: Literal["quick_gelu", "gelu", "gelu_tanh", "silu"]
     norm_eps: float
-    # "map": SigLIP's attention pooling head. "cls-rotary": the class token too, but patches are
-    # read by where they are, so that no block can do without their order.
+    # "map": SigLIP's attention pooling head. "cls-rotary": the class token, with rotary embeddings,
+    # so that the order of patches matters.
     pool: Literal["cls", "map", "cls-rotary"] = "cls"
     mlp: Literal["plain", "swiglu"] = "plain"
-    rotary: Rotary | None = None  # how queries and keys are turned; None: they are not
+    rotary: Rotary | None = None  # of queries and keys; None: no rotary embeddings
 
     @cached_property
     def last(self) -> int:
@@ -67,10 +67,10 @@ class TailSpec:
         return self.first + self.blocks - 1
 
     def trains(self, name: str) -> bool:
-        """Whether learning changes the weight of that name.
+        """Whether a weight is trained.
 
-        The blocks do, and what makes vectors of them stays, so that they stay in the space of the
-        text. Of a tail without blocks the head does; its probe is what a class token is elsewhere.
+        Blocks are; final norm and projection are frozen, so that embeddings stay in the text space.
+        In a tail without blocks the head is trained, except for its probe.
         """
         if self.blocks:
             return name.startswith("layers.")
@@ -79,7 +79,7 @@ class TailSpec:
 
 @dataclass(frozen=True)
 class Spec:
-    """A model as data."""
+    """The description of a model."""
 
     name: str
     family: str  # "clip", "siglip", "dinov2"
@@ -90,22 +90,22 @@ class Spec:
     logit_scale: float
     logit_bias: float
     weights: str  # digest of the frozen weights
-    # The commit on the hub that the weights came from, or the edition of the embedded model.
+    # Commit of the weights on the hub, or edition of the embedded model.
     revision: str = ""
-    trunk: Literal["float", "int8", "untold"] = "float"  # "untold": by an older version
-    names: bool = True  # False: labels are but codes to it, and it says nothing before it is taught
+    trunk: Literal["float", "int8", "untold"] = "float"  # "untold": described by an older version
+    names: bool = True  # False: an image-only model, for which labels are codes
 
     @property
     def fingerprint(self) -> str:
-        """Changes whenever stored features or learned weights would stop being valid.
+        """Digest that changes whenever stored features or learned weights become invalid.
 
-        The name and the commit have no part in it: a folder that is moved holds the same model.
-        Nor has the precision of the trunk, which `weights` tells already.
+        It does not depend on name and commit: a folder that was moved has the same model. Nor on
+        the precision of the trunk, which `weights` covers.
         """
         plain = self.to_dict()
         for told in ("name", "revision", "trunk"):
             del plain[told]
-        # As before there were such things.
+        # As in versions without these fields.
         if plain["tail"]["rotary"] is None:
             del plain["tail"]["rotary"]
         if plain["names"]:
@@ -114,23 +114,22 @@ class Spec:
 
     @property
     def none_logit(self) -> float | None:
-        """The logit of "none of these" beside those of labels, `logit_scale` times a cosine.
+        """The logit of "none of these" in a softmax with the labels' logits.
 
-        A model that was trained with a sigmoid (SigLIP) gives every label its own probability,
-        sigmoid(logit + bias). Given that at most one label is right, the probabilities are a
-        softmax over the labels' logits and one more, -bias, for none. None: the model was trained
-        to choose, and cannot tell that nothing fits.
+        A sigmoid-trained model (SigLIP) gives each label the probability sigmoid(logit + bias).
+        Given that at most one label is right, the probabilities are a softmax over the labels'
+        logits and -bias. None for a model trained with a softmax.
         """
         return -self.logit_bias if self.logit_bias else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """As JSON values."""
         plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         return plain
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> Spec:
-        """Back from `to_dict`, of this version or an older one; anything unknown is an error."""
+        """The inverse of `to_dict`, also of older versions; ModelError for unknown fields."""
         try:
             values = {"trunk": "untold", **plain}
             prep = dict(values.pop("preprocess"))
@@ -149,7 +148,7 @@ class Spec:
 
 
 def differences(made_with: Spec, given: Spec) -> list[str]:
-    """What tells two models apart, in words and the most telling first; empty if nothing does.
+    """Differences of two models as messages, the most important first.
 
     >>> from dataclasses import replace
     >>> pixels = Preprocess(8, 8, "exact", (8, 8), "bicubic", (0.5,) * 3, (0.5,) * 3)

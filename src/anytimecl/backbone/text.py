@@ -1,7 +1,7 @@
-"""Labels to unit vectors: prompts, the text tower of a Hugging Face model, and a cache.
+"""Text embeddings of labels: prompts, the text tower of a Hugging Face model, and a cache.
 
-A label set is asked for again and again, and text towers are slow on a laptop, so vectors are
-kept in RAM and on disk under the fingerprint of the model, the templates, and the label.
+Label sets recur, and text towers are slow on a laptop, so embeddings are cached in RAM and on disk
+by model fingerprint, templates and label.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from torch import Tensor
 from anytimecl.errors import LabelError, ModelError
 from anytimecl.labels import clean_label
 
-PROMPTS_AT_ONCE = 1024  # bounds what lives beside the result, however many labels there are
+PROMPTS_AT_ONCE = 1024  # bounds the memory beside the result
 TEXT_BATCH = 64
 T = TypeVar("T")
 
 
 class TextEncoder(Protocol):
-    """The text side of a model."""
+    """The text encoder of a model."""
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """Texts, already prompts, to [text, dim] float32 of unit length."""
+        """Prompts to embeddings [text, dim], float32, of unit length."""
         ...
 
 
 def prompts(label: str, templates: Sequence[str]) -> list[str]:
-    """The label in every template.
+    """The prompts of a label, one for each template.
 
     >>> prompts("tabby cat", ["{}", "a photo of a {}."])
     ['tabby cat', 'a photo of a tabby cat.']
     """
-    # Not str.format: a label or a template may hold other braces, and they are text.
+    # Not str.format: labels and templates may contain other braces.
     return [template.replace("{}", label) for template in templates]
 
 
 def check_templates(templates: Sequence[str]) -> tuple[str, ...]:
-    """Templates as a tuple, or an error that names the one that cannot be used.
+    """Validate templates; returns them as a tuple.
 
     >>> check_templates(["a photo of a cat"])
     Traceback (most recent call last):
@@ -66,12 +66,12 @@ def check_templates(templates: Sequence[str]) -> tuple[str, ...]:
 def embed_labels(
     text: TextEncoder,
     cache: LabelCache,
-    model: str,  # fingerprint: vectors of different models never meet
+    model: str,  # fingerprint
     dim: int,
     labels: Sequence[str],
     templates: Sequence[str],
 ) -> Tensor:
-    """Unit vectors [label, dim] on the CPU, in the order given."""
+    """Unit text embeddings of labels, [label, dim], on the CPU."""
     if isinstance(labels, str):
         raise LabelError(f"Labels come as a list of texts: write [{labels!r}].")
     templates = check_templates(templates)
@@ -95,7 +95,7 @@ def embed_labels(
 def _ensemble(
     text: TextEncoder, dim: int, labels: Sequence[str], templates: Sequence[str]
 ) -> Tensor:
-    """Mean over the templates of unit vectors, of unit length again: [label, dim]."""
+    """Normalised mean of the prompts' embeddings over the templates, [label, dim]."""
     vectors = text([prompt for label in labels for prompt in prompts(label, templates)])
     vectors = vectors.detach().float().cpu()
     if vectors.shape != (len(labels) * len(templates), dim) or not vectors.isfinite().all():
@@ -114,11 +114,11 @@ class HubText:
         tower: Any,  # a transformers module
         tokenizer: Any,
         *,
-        call: str = "__call__",  # the method of the tower that reads texts
-        output: str,  # which of the tower's outputs is the embedding
-        length: int,  # the longest text in tokens; the rest is cut
-        pad: bool | str,  # True: to the longest of the batch; "max_length": always to `length`
-        mask: bool,  # whether the tower is told what is padding
+        call: str = "__call__",  # the tower's method for texts
+        output: str,  # name of the output with the embedding
+        length: int,  # maximal number of tokens; longer texts are truncated
+        pad: bool | str,  # True: to the longest of the batch; "max_length": to `length`
+        mask: bool,  # whether the tower gets an attention mask
         lower: bool,
     ) -> None:
         self._tower, self._tokenizer = tower, tokenizer
@@ -140,7 +140,7 @@ class HubText:
         return F.normalize(torch.cat(parts), dim=-1)
 
     def ids(self, text: str) -> list[int]:
-        """The token ids that a text alone becomes."""
+        """The token ids of a text."""
         found: list[int] = self._tokens([text])["input_ids"][0].tolist()
         return found
 
@@ -148,7 +148,7 @@ class HubText:
         return self._tokenizer(
             [text.lower() if self._lower else text for text in texts],
             padding=self._pad,
-            padding_side="right",  # where all these models were trained to find it
+            padding_side="right",  # as all these models were trained
             truncation=True,
             max_length=self._length,
             return_tensors="pt",
@@ -156,35 +156,35 @@ class HubText:
 
 
 def cache_folder() -> Path:
-    """Where this package keeps what it can make again: $ANYTIMECL_CACHE, or the user's cache."""
+    """Folder of this package's caches: $ANYTIMECL_CACHE, or in the user's cache folder."""
     if given := os.environ.get("ANYTIMECL_CACHE"):
         return Path(given).expanduser()
-    import platformdirs  # a bare machine that says where does without
+    import platformdirs  # not needed where the variable is set
 
     return platformdirs.user_cache_path("anytimecl")
 
 
 class LabelCache:
-    """Label vectors, the latest in RAM and, where a file is given, more on disk.
+    """LRU cache of label embeddings in RAM, and more on disk if a file is given.
 
-    Losing it costs time and nothing else, so no failure of the file is an error: a damaged one is
-    dropped and begun again; one that cannot be read or written just now is done without.
+    Failures of the file are no error: a damaged one is deleted, one that cannot be read or written
+    is ignored.
     """
 
     def __init__(
         self, file: Path | None = None, *, in_ram: int = 20_000, on_disk: int = 100_000
     ) -> None:
         self._file, self._in_ram, self._on_disk = file, in_ram, on_disk
-        self._ram: OrderedDict[tuple[str, str], Tensor] = OrderedDict()  # oldest use first
+        self._ram: OrderedDict[tuple[str, str], Tensor] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
 
     @classmethod
     def of_user(cls) -> LabelCache:
-        """The one that every process of this user shares."""
+        """The cache that all processes of this user share."""
         return cls(cache_folder() / "labels.sqlite3")
 
     def get(self, space: str, labels: Sequence[str], dim: int) -> dict[str, Tensor]:
-        """Those of the labels that are known, each with its vector [dim]."""
+        """The embeddings [dim] of cached labels."""
         found: dict[str, Tensor] = {}
         with self._lock:
             for label in labels:
@@ -200,7 +200,7 @@ class LabelCache:
         return found
 
     def put(self, space: str, vectors: Mapping[str, Tensor]) -> None:
-        """Keep vectors [dim] of unit length."""
+        """Add unit embeddings [dim]."""
         self._keep(space, vectors)
         rows = [(space, label, _to_bytes(vector)) for label, vector in vectors.items()]
 
@@ -208,7 +208,7 @@ class LabelCache:
             database.executemany(
                 "INSERT OR REPLACE INTO vectors (space, label, vector) VALUES (?, ?, ?)", rows
             )
-            # First in, first out: cheap, and the file stays bounded whatever is asked.
+            # First in, first out: cheap, and bounds the file.
             database.execute(
                 "DELETE FROM vectors WHERE id <= (SELECT max(id) FROM vectors) - ?",
                 (self._on_disk,),
@@ -219,7 +219,7 @@ class LabelCache:
     def _keep(self, space: str, vectors: Mapping[str, Tensor]) -> None:
         with self._lock:
             for label, vector in vectors.items():
-                # A clone: a row of a batch would keep the whole batch alive.
+                # A clone: a view would keep the whole batch alive.
                 self._ram[space, label] = vector.clone()
                 self._ram.move_to_end((space, label))
             while len(self._ram) > self._in_ram:
@@ -228,7 +228,7 @@ class LabelCache:
     def _read(self, space: str, labels: Sequence[str], dim: int) -> dict[str, Tensor]:
         def read(database: sqlite3.Connection) -> dict[str, Tensor]:
             found: dict[str, Tensor] = {}
-            for start in range(0, len(labels), 500):  # old SQLites take 999 values at once
+            for start in range(0, len(labels), 500):  # old versions of SQLite allow 999 values
                 some = labels[start : start + 500]
                 marks = ",".join("?" * len(some))
                 rows = database.execute(
@@ -244,13 +244,13 @@ class LabelCache:
         return self._on_file(read, {})
 
     def _on_file(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
-        """Do work on the file, or answer `otherwise` where that cannot be."""
+        """Run `work` on the database file; returns `otherwise` if that fails."""
         if self._file is None:
             return otherwise
-        for _ in range(2):  # the second time on a new file, where the first was damaged
+        for _ in range(2):  # the second time on a new file, if the first was damaged
             try:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                # A connection for one use: none to carry over a fork or between threads.
+                # A new connection each time: none is shared across forks or threads.
                 with contextlib.closing(sqlite3.connect(self._file, timeout=1.0)) as database:
                     database.execute("PRAGMA journal_mode = WAL")  # readers beside one writer
                     database.execute(_SCHEMA)
@@ -270,7 +270,7 @@ class LabelCache:
                 Path(f"{self._file}{suffix}").unlink(missing_ok=True)
 
 
-# SQLITE_ERROR: the file is sound, but its table is not this one.
+# SQLITE_ERROR: the file is a valid database with another schema.
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 _SCHEMA = """
     CREATE TABLE IF NOT EXISTS vectors (
@@ -288,7 +288,7 @@ def _to_bytes(vector: Tensor) -> bytes:
 
 
 def _from_bytes(blob: object, dim: int) -> Tensor | None:
-    """None for anything but a unit vector: a damaged row is asked for again."""
+    """None for anything but a unit vector: damaged rows are computed again."""
     if not isinstance(blob, bytes) or len(blob) != 4 * dim:
         return None
     vector = torch.from_numpy(np.frombuffer(blob, "<f4").astype(np.float32))

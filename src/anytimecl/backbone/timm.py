@@ -1,8 +1,8 @@
-"""Image towers in the layout of timm, turned once into a folder that reads as one of transformers.
+"""Conversion of timm's image towers to the layout of transformers.
 
-timm's configuration names an architecture and tells little of its shape. Most of it is in the
-weights; heads, activation and the norm's epsilon follow from the name, so only architectures for
-which that is known are read (`layout.TIMM`). The classifier on top is of another task and left out.
+timm's configuration has the name of an architecture and few hyperparameters. Most follow from the
+weights; heads, activation and the norm's epsilon from the name, so only known architectures are
+supported (`layout.TIMM`). The classifier head is dropped.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from anytimecl.backbone.conversion import made_once, read_weights, renamed
 from anytimecl.backbone.layout import WEIGHTS
 from anytimecl.errors import ModelError
 
-_KIND = "timm"  # with another version of this converter, another name
+_KIND = "timm"  # renamed with each version of this converter
 _HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16, 1408: 16, 1536: 24, 1664: 16}  # by width
 _FILTERS = {"bicubic": 3, "bilinear": 2}
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-# Anything else that a model was built with must be what timm takes unless told.
+# All other arguments must have timm's defaults.
 _ARGUMENTS = {
     "img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "num_classes",
     "init_values", "no_embed_class", "reg_tokens", "pre_norm", "dynamic_img_size",
 }  # fmt: skip
 _USUAL = {"class_token": True, "global_pool": "token", "in_chans": 3, "qkv_bias": True}
-_RENAME = (  # to the names that the tables of all families lead to
+_RENAME = (  # to canonical names
     (r"^cls_token$", "class"),
     (r"^reg_token$", "registers"),
     (r"^pos_embed$", "positions"),
@@ -48,11 +48,11 @@ _RENAME = (  # to the names that the tables of all families lead to
 
 
 def is_one(folder: Path) -> bool:
-    """Whether a folder holds such a tower."""
+    """Whether a folder has such a tower."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False  # whoever reads it says what is wrong with it
+        return False  # reading it raises the error
     return (
         isinstance(config, dict)
         and layout.TIMM.fullmatch(layout.of_timm(config) or "") is not None
@@ -61,7 +61,7 @@ def is_one(folder: Path) -> bool:
 
 
 def converted(name: str, folder: Path) -> Path:
-    """The tower in a folder under the names and with the configuration of its family here."""
+    """The folder of the converted tower."""
 
     @cache
     def weights() -> dict[str, Tensor]:
@@ -81,18 +81,18 @@ def converted(name: str, folder: Path) -> Path:
 
 
 def hub_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Every weight but the classifier's under the name that it has here."""
+    """Weights with canonical names, without the classifier head."""
     own = {name: value for name, value in weights.items() if not name.startswith("head.")}
     found = renamed(own, _RENAME)
     positions = found.get("positions")
     if positions is not None and math.isqrt(positions.shape[-2]) ** 2 == positions.shape[-2]:
-        # The class token has its position in itself, or none.
+        # The class token includes its position, or has none.
         found["positions"] = torch.nn.functional.pad(positions, (0, 0, 1, 0))
     return found
 
 
 def hub_config(name: str, told: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The config.json of transformers for such a tower; its shape is that of its weights."""
+    """The config.json of transformers for such a tower, with shapes from its weights."""
     architecture, arguments = str(told["architecture"]), told.get("model_args") or {}
     for key, value in {"global_pool": told.get("global_pool"), **arguments}.items():
         if key not in _ARGUMENTS and value and value != _USUAL.get(key):
@@ -156,6 +156,6 @@ def _preprocessor(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pretrained(told: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How it was trained; at the top in files of older versions."""
+    """The pre-training configuration; at top level in files of older versions."""
     found: Mapping[str, Any] = told.get("pretrained_cfg") or told
     return found

@@ -1,13 +1,12 @@
 """The frozen part of a vision transformer: from pixels to the tokens that enter the tail.
 
-All families become one shape when they are loaded, so there is one trunk:
+Checkpoints of all families are converted to one layout, so there is one trunk:
 
     patches = convolution(pixels) + positions
     tokens  = blocks(pre_norm(prefix, patches))
 
-`prefix` holds the class token, its position already added, and the registers where a model has
-them. SigLIP has no prefix; only CLIP has a norm before the blocks. DINOv3 adds no positions: it
-turns the queries and keys of patches by where they are.
+`prefix` has the class token, with its position added, and the registers, if any. SigLIP has no
+prefix; only CLIP has a norm before the blocks. DINOv3 has rotary instead of additive positions.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def trunk_tokens(params: Mapping[str, Tensor], spec: TailSpec, pixels: Tensor) -
 
 
 def block(params: Mapping[str, Tensor], spec: TailSpec, index: int, tokens: Tensor) -> Tensor:
-    """One whole block for every token, [batch, token, width] to the same."""
+    """A block for every token, [batch, token, width] to the same."""
     at = f"layers.{index}."
 
     def heads(x: Tensor) -> Tensor:  # [batch, head, token, width of a head]
@@ -62,7 +61,7 @@ def block(params: Mapping[str, Tensor], spec: TailSpec, index: int, tokens: Tens
 def after_attention(
     params: Mapping[str, Tensor], spec: TailSpec, at: str, entered: Tensor, attended: Tensor
 ) -> Tensor:
-    """The rest of a block, from what entered it and what attention gave, [..., width] each."""
+    """The rest of a block, from its input and the attention's output, [..., width] each."""
     x = entered + _layer_scale(params, at + "layer_scale1", attended)
     hidden = mlp(params, spec, at + "mlp.", norm(params, at + "layer_norm2", x, spec.norm_eps))
     return x + _layer_scale(params, at + "layer_scale2", hidden)
@@ -89,9 +88,9 @@ def _layer_scale(params: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 
 def turned(x: Tensor, rotary: Rotary) -> Tensor:
-    """Queries or keys [batch, head, token, depth], those of the patches turned by their place.
+    """Apply rotary embeddings to the patches' queries or keys [batch, head, token, depth].
 
-    What stands before the patches, class token and registers, has no place.
+    Class token and registers, which precede the patches, are not rotated.
     """
     cosine, sine = angles(rotary, x.shape[-1], x.device)
     prefix, patches = x[..., : -len(cosine), :], x[..., -len(cosine) :, :]
@@ -104,8 +103,8 @@ def turned(x: Tensor, rotary: Rotary) -> Tensor:
 def angles(rotary: Rotary, depth: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosines and sines [patch, depth] of the angles of every patch.
 
-    Places go from -1 to 1 in both directions; the first quarter of a half turns with the row, the
-    second with the column.
+    Positions go from -1 to 1 in both directions; in each half of the depth, the first half depends
+    on the row, the second on the column.
     """
     rows, columns = (
         2 * (torch.arange(count) + 0.5) / count - 1 for count in (rotary.rows, rotary.columns)
@@ -118,7 +117,7 @@ def angles(rotary: Rotary, depth: int, device: torch.device) -> tuple[Tensor, Te
 
 
 def activate(spec: TailSpec, x: Tensor) -> Tensor:
-    """What stands between the two layers of a block's MLP."""
+    """Activation between the two layers of a block's MLP."""
     if spec.mlp == "swiglu":
         gate, value = x.chunk(2, dim=-1)
         return F.silu(gate) * value
@@ -132,8 +131,8 @@ def activate(spec: TailSpec, x: Tensor) -> Tensor:
 class TorchTrunk:
     """A trunk in torch, on the device that holds its parameters.
 
-    With `half`, products are in float16, and all that is added up in float32. A CPU would lose by
-    that, and has float32 either way.
+    With `half`, products are in float16 and accumulated in float32, except on a CPU, where that
+    would be slower.
     """
 
     def __init__(self, params: Mapping[str, Tensor], spec: TailSpec, *, half: bool = False) -> None:
@@ -141,7 +140,7 @@ class TorchTrunk:
         self.spec = spec
         self.half = half
 
-    @torch.no_grad()  # not inference_mode: its tensors could never enter a training step
+    @torch.no_grad()  # not inference_mode: its tensors cannot be used in training
     def __call__(self, pixels: Tensor) -> Tensor:
         """Pixels [batch, 3, height, width] to tokens [batch, token, width]."""
         kind = pixels.device.type
@@ -150,7 +149,7 @@ class TorchTrunk:
 
 
 def _has_vnni() -> bool:
-    """Whether this CPU is known to add int8 products in 32 bits."""
+    """Whether this CPU accumulates int8 products in 32 bits."""
     able = torch.cpu.get_capabilities()
     return bool(able.get("avx512_vnni") or able.get("avx_vnni"))
 
@@ -159,31 +158,29 @@ class OnnxTrunk:
     """A trunk as an ONNX file, run by ONNX Runtime on the CPU."""
 
     def __init__(self, file: Path, *, one_by_one: bool | None = None) -> None:
-        """Open the file; `one_by_one` None means: as it says of itself, and safely if it does not.
+        """Open the file; `one_by_one` defaults to what its metadata need, else True.
 
-        Dynamic int8 quantisation takes the range of activations from all that is in the batch, so
-        an image's tokens would depend on the images beside it, and a stored example would differ
-        from the same image seen again. Such a trunk gets one image at a time.
+        Dynamic int8 quantisation takes the range of activations from the whole batch, so an image's
+        tokens would depend on the other images. Such a trunk gets one image at a time.
         """
-        import onnxruntime  # slow to import, and torch trunks do without
+        import onnxruntime  # slow to import
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors
         if torch.get_num_threads() < (os.cpu_count() or 1):
-            # One knob for both: who gives torch fewer threads means this as well.
+            # Respect torch's number of threads.
             options.intra_op_num_threads = torch.get_num_threads()
-        # Threads that spin while they wait take the cores from the tail, which runs right after.
+        # Spinning threads would take cores from the tail, which runs next.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if not _has_vnni():
-            # Such a CPU adds int8 products in 16 bits and cuts sums off that do not fit: the trunk
-            # would see otherwise than elsewhere. This has them added exactly, at two to three times
-            # the cost; with VNNI they are exact as they are.
+            # Such a CPU accumulates int8 products in 16 bits, with saturation, so tokens would
+            # differ from other machines'. This makes sums exact, at two to three times the cost.
             options.add_session_config_entry("session.x64quantprecision", "1")
         try:
             self._session = onnxruntime.InferenceSession(
                 str(file), options, providers=["CPUExecutionProvider"]
             )
-        except Exception as error:  # onnxruntime's own classes have no common base
+        except Exception as error:  # onnxruntime's exceptions have no common base
             raise ModelError(f"{file} cannot be run as an ONNX trunk: {error}") from error
         inputs = self._session.get_inputs()
         if len(inputs) != 1 or len(inputs[0].shape) != 4:

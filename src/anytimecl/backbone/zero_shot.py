@@ -1,4 +1,4 @@
-"""What a model says of labels it was never taught: a probability of each, and of none of them."""
+"""Zero-shot probabilities, with "none of these"."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def with_none(logits: Tensor, none_logit: float | None) -> tuple[Tensor, Tensor]
     """Probabilities of labels [image, label] and of "none of these" [image].
 
     `logits` [image, label] are `logit_scale` times a cosine, and `none_logit` is the model's
-    `Spec.none_logit`. A model that has none chooses among the labels, whatever the image shows.
+    `Spec.none_logit`; without it, the probability of "none of these" is 0.
 
     >>> label, none = with_none(torch.tensor([[2.0]]), 5.0)
     >>> torch.allclose(label[0], torch.sigmoid(torch.tensor(2.0 - 5.0)))  # as SigLIP has it

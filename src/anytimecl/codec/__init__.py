@@ -1,7 +1,7 @@
-"""Codecs: the tokens of one image to the bytes that the memory keeps, and back.
+"""Codecs: compress the tokens of one image to a record for the memory, and decode it.
 
-A record says itself what it is and whether it is whole. `CODECS` names every codec; `make_codec`
-builds one for a model. One of your own: docs/extending.md.
+A record has a header and a checksum. `CODECS` has every codec by name; `make_codec` constructs one
+for a model. Custom codecs: docs/extending.md.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Codec(Protocol):
 
     @property
     def name(self) -> str:
-        """As `CODECS` has it."""
+        """The name in `CODECS`."""
         ...
 
     @property
     def needs_image(self) -> bool:
-        """Whether it stores the image itself, so that a backbone must encode it again."""
+        """Whether it stores the image itself, which a backbone then encodes at each read."""
         ...
 
     def encode(self, tokens: Tensor) -> bytes:
@@ -65,14 +65,14 @@ class Codec(Protocol):
     def decode(
         self, records: Sequence[bytes], device: torch.device | str = "cpu"
     ) -> Tensor | TailInput:
-        """Records to tokens [batch, token, width], or to what a one-block tail sees of them."""
+        """Records to tokens [batch, token, width], or to input of a one-block tail."""
         ...
 
 
 def configured(
     make: Callable[..., Codec], config: Callable[..., object], **fixed: object
 ) -> Callable[..., Codec]:
-    """What makes a codec of a model, with the fields of its configuration as options."""
+    """A codec factory that takes the fields of its configuration as options."""
 
     def made(spec: Spec, tail: Mapping[str, Tensor], **options: Any) -> Codec:
         return make(spec, tail, config(**fixed, **options))
@@ -109,9 +109,7 @@ DEFAULT = "attention-pca"
 
 
 def default_codec(spec: Spec) -> str:
-    """The codec that a memory of this model has unless another is chosen.
-
-    Ours, where the tail is one that it understands; else the tokens themselves.
+    """The default codec for a model: "attention-pca" if it supports the tail, else fp16 tokens.
 
     >>> from anytimecl.backbone import Preprocess, Spec, TailSpec
     >>> pixels = Preprocess(32, 32, "exact", (32, 32), "bicubic", (0.5,) * 3, (0.5,) * 3)
@@ -124,7 +122,7 @@ def default_codec(spec: Spec) -> str:
 
 
 def make_codec(choice: Choice[Codec], spec: Spec, tail: Mapping[str, Tensor]) -> Codec:
-    """The codec of that name for a model: its description and the parameters of its tail.
+    """Construct a codec for a model, given by its spec and the parameters of its tail.
 
     >>> from anytimecl.backbone import Preprocess, Spec, TailSpec
     >>> pixels = Preprocess(32, 32, "exact", (32, 32), "bicubic", (0.5,) * 3, (0.5,) * 3)

@@ -1,4 +1,4 @@
-"""What every codec asks of the tokens it is given, and of the model it works for."""
+"""Validation of tokens and models for codecs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anytimecl.errors import ModelError
 
 
 def checked(tokens: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Tokens of one image as float32 on the CPU, or an error that says what they are instead."""
+    """Tokens of one image as float32 on the CPU; ModelError for wrong shapes or infinities."""
     if tuple(tokens.shape) != shape:
         raise ModelError(
             f"A codec takes the tokens of one image, {shape[0]} of width {shape[1]}, "
@@ -23,7 +23,7 @@ def checked(tokens: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def require_one_block(name: str, spec: Spec) -> None:
-    """An error unless the tail sees patches only through the first norm of its one block."""
+    """Raise ModelError unless the tail has one block, read from the class token."""
     tail = spec.tail
     if tail.blocks != 1 or tail.pool != "cls":
         has = f"{tail.blocks} blocks" if tail.blocks != 1 else f"{tail.pool!r} pooling"

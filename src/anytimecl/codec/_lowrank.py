@@ -1,4 +1,4 @@
-"""The mathematics of our codec: patches as a few components, as the frozen block weighs them."""
+"""The attention-weighted PCA of `attention_pca`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 
 from anytimecl.backbone.spec import TailSpec
 
-# Found by search over real tokens; docs/codecs.md has the command and the figures.
-_FLOOR = 0.1  # of the mean weight: attention may move to a patch that nothing looks at yet
-_SCORES = 30.0  # what a squared error of an attention score costs beside one of a patch's entry
-_MIXES = 16.0  # what the patches mixed by each head cost beside the patches themselves
-_EXTRA, _ROUNDS = 8, 4  # of the subspace iteration: vectors beyond those wanted, and products
+# From a search on real tokens; docs/codecs.md has the command and the figures.
+_FLOOR = 0.1  # of the mean weight: tuning may move attention to other patches
+_SCORES = 30.0  # cost of squared errors of attention scores, relative to those of patches
+_MIXES = 16.0  # cost of errors of each head's weighted sum, relative to those of patches
+_EXTRA, _ROUNDS = 8, 4  # of the subspace iteration: extra vectors, and iterations
 
 
 class Look(NamedTuple):
-    """How the frozen block looks at one image."""
+    """Patches of one image, and the frozen block's attention to them."""
 
     patches: Tensor  # [patch, width], after the first norm's centring and scaling
     scores: Tensor  # [head, patch]
@@ -36,7 +36,7 @@ def frozen(tail: Mapping[str, Tensor], spec: TailSpec) -> dict[str, Tensor]:
 
 
 def look_at(tail: Mapping[str, Tensor], heads: int, own: Tensor, patches: Tensor) -> Look:
-    """From what `frozen` gives, the normalised class token [width] and patches."""
+    """From the result of `frozen`, the normalised class token [width] and patches."""
     gain, shift = tail["layer_norm1.weight"], tail["layer_norm1.bias"]
     query = tail["self_attn.q_proj.weight"] @ (own * gain + shift)
     query = (query + tail["self_attn.q_proj.bias"]).view(heads, 1, -1)
@@ -48,7 +48,7 @@ def look_at(tail: Mapping[str, Tensor], heads: int, own: Tensor, patches: Tensor
 
 
 def weighed(patches: Tensor, scores: Tensor, attention: Tensor) -> Look:
-    """Each patch by what all heads together attend to it."""
+    """With each patch weighted by the mean attention of the heads."""
     weights = attention.mean(0)
     weights = weights + _FLOOR * weights.mean() + 1e-12
     return Look(patches, scores, attention, weights / weights.sum())
@@ -57,11 +57,11 @@ def weighed(patches: Tensor, scores: Tensor, attention: Tensor) -> Look:
 def directions(look: Look, most: int) -> Tensor:
     """Coefficients [patch, rank] of the best components, strongest first, of unit variance.
 
-    A PCA in which patches weigh as they are attended to, and errors along the queries weigh more,
-    since they move the attention. Both are a matter of the patches' Gram matrix alone.
+    A PCA with attention as the patches' weights, and a higher cost of errors along the queries,
+    which change the attention. Both need only the patches' Gram matrix.
     """
     gram = look.patches @ look.patches.T + _SCORES * look.scores.T @ look.scores
-    from_mean = gram @ look.weights  # products of each patch with the weighted mean
+    from_mean = gram @ look.weights  # dot products of each patch with the weighted mean
     gram = gram - from_mean - from_mean[:, None] + look.weights @ from_mean
     root = look.weights.sqrt()
     vectors = _top(gram * root * root[:, None], most)
@@ -69,23 +69,23 @@ def directions(look: Look, most: int) -> Tensor:
 
 
 def components_of(look: Look, coefficients: Tensor) -> Tensor:
-    """Components [rank, width] that go with coefficients as `directions` gives them."""
+    """Components [rank, width] for coefficients from `directions`."""
     weighted = look.weights[:, None] * coefficients
-    # Patches that are all alike have arbitrary directions, whose coefficients are not centred.
+    # If all patches are equal, directions are arbitrary and coefficients are not centred.
     return weighted.T @ look.patches - weighted.sum(0)[:, None] * (look.weights @ look.patches)
 
 
 def fit(look: Look, coefficients: Tensor) -> Tensor:
-    """Mean and components [1 + rank, width] that serve the given coefficients [patch, rank] best.
+    """Best mean and components [1 + rank, width] for quantised coefficients [patch, rank].
 
-    Least squares over the patches and over their mixes, one for each head: what rounding did to
-    the coefficients is mended here as far as components can mend it.
+    Least squares over the patches and each head's weighted sum of them; compensates the rounding of
+    the coefficients.
     """
     design = torch.cat([torch.ones_like(look.weights)[:, None], coefficients], dim=1)
     weighted = look.weights[:, None] * design
     mixed = _MIXES / len(look.attention) * (look.attention @ design)
     normal = weighted.T @ design + mixed.T @ (look.attention @ design)
-    normal.diagonal().add_(1e-6 * normal.diagonal().mean())  # rounding may make columns alike
+    normal.diagonal().add_(1e-6 * normal.diagonal().mean())  # rounding may make columns equal
     wanted = weighted.T @ look.patches + mixed.T @ (look.attention @ look.patches)
     fitted: Tensor = torch.linalg.solve(normal, wanted)
     return fitted
@@ -94,7 +94,7 @@ def fit(look: Look, coefficients: Tensor) -> Tensor:
 def _top(gram: Tensor, most: int) -> Tensor:
     """The leading eigenvectors [size, most] of a symmetric matrix, strongest first.
 
-    Subspace iteration from a fixed start: a quarter of the time of all eigenvectors.
+    Subspace iteration from a fixed start, in a quarter of the time of a full decomposition.
     """
     size = len(gram)
     if size <= 2 * (most + _EXTRA):

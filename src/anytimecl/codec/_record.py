@@ -1,10 +1,10 @@
-"""The frame around every stored example: version, codec, shape, payload, checksum.
+"""The format of records: version, codec, shape, payload, checksum.
 
     version u8 | codec u8 | tokens u16 | width u16 | payload | crc32 u32     (little endian)
 
-A codec from outside has no number: its name, with the length before it, begins the payload. The
-checksum is over everything before it and stays last in every version, so that damage is told from
-a record that is merely newer.
+A custom codec has no number: its name, preceded by its length, starts the payload. The checksum
+covers everything before it and is last in every version, so that a damaged record is distinguished
+from a newer one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HEAD = struct.Struct("<BBHH")
 _CRC = struct.Struct("<I")
 OVERHEAD = _HEAD.size + _CRC.size
 
-# What stands in a record's second byte. Numbers are never reused: stored records outlive names.
+# A record's second byte. Numbers are never reused, since records outlive codecs.
 IDS = {
     "image": 0,
     "tokens-fp32": 1,
@@ -48,7 +48,7 @@ def pack(codec: str, tokens: int, width: int, payload: bytes) -> bytes:
 
 
 def unpack(records: Sequence[bytes], codec: str, tokens: int, width: int) -> list[bytes]:
-    """The payloads of records; anything damaged or foreign is an error that says what it is."""
+    """The payloads of records; StoreError if one is damaged, or of another codec or model."""
     expected = _head(codec, tokens, width)
     payloads = []
     for record in records:
@@ -77,7 +77,7 @@ def _head(codec: str, tokens: int, width: int) -> bytes:
 
 
 def _foreign(body: bytes, codec: str, tokens: int, width: int) -> str:
-    """Why an undamaged record is not one of ours."""
+    """Message for an undamaged record of another version, codec or model."""
     version, number, its_tokens, its_width = _HEAD.unpack_from(body)
     if version != VERSION:
         return (

@@ -1,9 +1,9 @@
-"""Rice codes for rows of small whole numbers, decoded for a whole batch at once.
+"""Rice codes for rows of small integers, decoded for a whole batch at once.
 
-A number is split at a row's own bit `k`: its low bits are written as they are, the rest in unary.
-That is within a few percent of the entropy of quantised features, needs no tables, and, unlike
-Huffman or arithmetic codes, has no loop over symbols: the ends of unary codes are the ones of a
-bit string, so NumPy finds them all in one call.
+A number is split at bit `k` of its row: the low bits are stored as they are, the rest in unary.
+This is within a few percent of the entropy of quantised features, needs no tables and, unlike
+Huffman or arithmetic codes, no loop over symbols: unary codes end at the ones of a bit string,
+which NumPy finds in one call.
 
     block of [row, column]: k u8 of each row | low bits, plane by plane | unary codes
 """
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from anytimecl.errors import StoreError
 
-_MOST = 15  # low bits; more would only be of use to rows whose mean is over 60,000
-_TOGETHER = 8  # blocks whose unary codes are read in one go: their arrays stay in the cache
+_MOST = 15  # low bits; more would only help rows with a mean above 60,000
+_TOGETHER = 8  # blocks whose unary codes are read at once, so that arrays fit the cache
 
 
 def pack_rows(rows: NDArray[np.int64]) -> bytes:
-    """Rows [row, column] of numbers from 0 on, as bytes.
+    """Encode rows [row, column] of non-negative integers.
 
     >>> block = pack_rows(np.array([[0, 1, 2, 300], [7, 7, 7, 7]]))
     >>> unpack_rows([block], [2], 4).tolist()
@@ -39,7 +39,7 @@ def pack_rows(rows: NDArray[np.int64]) -> bytes:
 
 
 def unpack_rows(blocks: Sequence[bytes], counts: Iterable[int], columns: int) -> NDArray[np.int16]:
-    """The rows of several blocks, one below the other: [row, column]."""
+    """Decode the rows of several blocks, concatenated: [row, column]."""
     counts = [int(count) for count in counts]
     per_plane = (columns + 7) // 8
     bits, low, unary = [], [], []
@@ -62,21 +62,21 @@ def unpack_rows(blocks: Sequence[bytes], counts: Iterable[int], columns: int) ->
 
 
 def pack_signed(rows: NDArray[np.int64]) -> bytes:
-    """`pack_rows` for numbers of either sign: 0, -1, 1, -2, ... as 0, 1, 2, 3, ..."""
+    """`pack_rows` for signed integers: 0, -1, 1, -2, ... as 0, 1, 2, 3, ..."""
     return pack_rows(_unsigned(rows))
 
 
 def unpack_signed(
     blocks: Sequence[bytes], counts: Iterable[int], columns: int
 ) -> NDArray[np.int16]:
-    """Back from `pack_signed`."""
+    """The inverse of `pack_signed`."""
     return _signed(unpack_rows(blocks, counts, columns))
 
 
 def pack_sorted(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], bytes]:
-    """Rows whose columns have no order, as a shift of each and bytes.
+    """Encode rows whose order of columns is irrelevant; returns a shift of each row, and bytes.
 
-    Columns are put in the order of the first row, which then is little but zeros.
+    Columns are sorted by the first row, which is stored as differences.
     """
     if not len(rows):
         return np.zeros(0, np.int64), pack_rows(rows)
@@ -91,7 +91,7 @@ def pack_sorted(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], bytes]:
 def unpack_sorted(
     blocks: Sequence[bytes], counts: NDArray[np.int64], columns: int, shifts: NDArray[np.int16]
 ) -> NDArray[np.int16]:
-    """Back from `pack_sorted`, for the rows of a batch."""
+    """The inverse of `pack_sorted`, for the rows of a batch."""
     numbers = unpack_rows(blocks, counts, columns)
     rows = _signed(numbers)
     firsts = (np.cumsum(counts) - counts)[counts > 0]
@@ -109,7 +109,7 @@ def _signed(numbers: NDArray[np.int16]) -> NDArray[np.int16]:
 
 
 def _low_bits(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each row the split that makes it shortest."""
+    """For each row, the split with the shortest code."""
     columns = rows.shape[1]
     # With a bit more than the largest number has, rows only get longer.
     most = min(_MOST, int(rows.max(initial=0)).bit_length())
@@ -118,7 +118,7 @@ def _low_bits(rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def expected_bits(mean: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Bits a number takes when numbers are spread geometrically around that mean.
+    """Expected bits of a number with a geometric distribution of this mean.
 
     >>> expected_bits(np.array([0.0, 1.0, 8.0])).round(2).tolist()
     [1.0, 2.0, 4.64]
@@ -130,7 +130,7 @@ def expected_bits(mean: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _read_unary(strings: Sequence[bytes], sizes: Sequence[int], numbers: NDArray[np.int16]) -> None:
-    """Fill `numbers` from the unary codes of several blocks, so many of each."""
+    """Decode the unary codes of several blocks of `sizes` into `numbers`."""
     string = np.frombuffer(b"".join(strings), np.uint8)
     ends = np.unpackbits(string).view(bool).nonzero()[0]
     lengths, wanted = 8 * np.array([len(each) for each in strings]), np.array(sizes)
@@ -149,7 +149,7 @@ def _read_unary(strings: Sequence[bytes], sizes: Sequence[int], numbers: NDArray
 def _add_low_bits(
     rows: NDArray[np.int16], bits: NDArray[np.uint8], planes: NDArray[np.uint8]
 ) -> None:
-    """Put under each row its low bits; the packed planes of all rows stand one below the other."""
+    """Shift in each row's low bits from the concatenated planes of all rows."""
     rows <<= bits[:, None]
     firsts = np.cumsum(bits, dtype=np.int64) - bits
     for bit in range(int(bits.max(initial=0))):

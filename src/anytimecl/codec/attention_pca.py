@@ -1,11 +1,11 @@
-"""Our codec: what one tuned block sees of an image, in the terms in which it looks.
+"""The default codec: an attention-weighted PCA of the patches, for a tail of one block.
 
-The class token feeds the residual and is stored by itself. Patches are seen only through the
-first norm, so they are stored after its centring and scaling, as a low-rank matrix: a PCA in which
-a patch weighs as much as the frozen block attends to it. Attention does not know the order of
-patches, so that is not stored. Training reads this form as it is, and never rebuilds a patch.
+The class token enters the residual and is stored separately. Patches enter the block only through
+its first norm, so they are stored after its centring and scaling, as a low-rank matrix: a PCA with
+the frozen block's attention as weights. Attention is invariant to the order of patches, so it is
+not stored. Training uses the low-rank form, and never reconstructs patches.
 
-All is rounded to whole steps and Rice coded; a component is kept while it stands out of the steps.
+Values are quantised and Rice coded; components below the quantisation step are dropped.
 
     payload: rank u8 | steps f32 of class token, mean, components, coefficients
              | length u32 of the first block | shift i16 of each component's coefficients
@@ -39,32 +39,32 @@ from anytimecl.tail import TailInput, Tokens, normalise
 from anytimecl.threads import one_thread
 
 _HEAD = struct.Struct("<B4fI")
-# Steps beside that of components, found by search over real tokens (docs/codecs.md). The mean is
-# the finest: its error is the same in every patch, and nothing averages it out.
+# Steps relative to that of components, from a search on real tokens (docs/codecs.md). The mean's is
+# the finest: its error is the same in every patch, so it does not average out.
 _CLS_STEP, _MEAN_STEP, _COEFFICIENT_STEP = 0.86, 0.25, 8.5
-_LARGEST = 16_383  # whole number of steps; with its sign it takes the 15 bits that decoding has
-_KEEP = 2.2  # steps, root mean square, that the entries of a component must have to be kept
+_LARGEST = 16_383  # steps; 15 bits with the sign, which is what decoding supports
+_KEEP = 2.2  # minimum root mean square of a component, in steps
 
 
 @dataclass(frozen=True)
 class AttentionPcaConfig:
-    """How much is kept of an image."""
+    """Size and precision of records."""
 
-    budget: int = 4500  # bytes that no record exceeds: steps grow until it fits
-    step: float = 0.046  # of components; the entries of a normalised patch are of size 1
-    components: int = 16  # at most
+    budget: int = 4500  # maximal size in bytes: the step grows until a record fits
+    step: float = 0.046  # quantisation step of components; normalised patches have unit variance
+    components: int = 16  # maximal rank
 
 
 class AttentionPca:
     """Class token and an attention-weighted PCA of the patches.
 
-    The class token comes back within half a step, 0.02 of its root mean square unless the budget
-    asks for more. The patches come back as near as their components allow, in another order.
+    The class token is decoded to within half a step, 0.02 of its root mean square unless the budget
+    needs larger steps. Patches are a low-rank approximation, in another order.
     """
 
     name = "attention-pca"
     needs_image = False
-    own = 1  # tokens that are stored by themselves: the class token
+    own = 1  # tokens stored separately: the class token
 
     def __init__(
         self, spec: Spec, tail: Mapping[str, Tensor], config: AttentionPcaConfig | None = None
@@ -80,7 +80,7 @@ class AttentionPca:
             )
         if not 0 <= self.config.components <= 255:
             raise ValueError(f"Components are 0 to 255, not {self.config.components}.")
-        # No entry of a normalised patch is over the root of the width.
+        # No entry of a normalised patch exceeds the square root of the width.
         finest = width**0.5 / (_MEAN_STEP * _LARGEST)
         if self.config.step < finest:
             raise ValueError(
@@ -93,7 +93,7 @@ class AttentionPca:
     @torch.no_grad()
     def encode(self, tokens: Tensor) -> bytes:
         """Tokens [token, width] of one image to a record."""
-        with one_thread():  # so that it is the same record with any number of them
+        with one_thread():  # so that the record does not depend on the number of threads
             return self._encoded(checked(tokens, self._shape))
 
     def _encoded(self, tokens: Tensor) -> bytes:
@@ -113,7 +113,7 @@ class AttentionPca:
             step *= 1.02
 
     def decode(self, records: Sequence[bytes], device: torch.device | str = "cpu") -> TailInput:
-        """Records to what the tail sees of the batch."""
+        """Records to input of the tail, in low-rank form."""
         patches, width = self._shape[0] - self.own, self._shape[1]
         ranks, steps, shifts, wide, narrow = [], [], [], [], []
         for payload in unpack(records, self.name, *self._shape):
@@ -150,19 +150,19 @@ class AttentionPca:
         return look_at(self._tail, self._spec.heads, normalised[0], normalised[1:])
 
     def _cls(self, tokens: Tensor) -> Tensor:
-        """What is stored by itself, [width]."""
+        """The token that is stored separately, [width]."""
         return tokens[0]
 
     def _seen(
         self, cls: Tensor, mean: Tensor, components: Tensor, coefficients: Tensor
     ) -> TailInput:
-        """As the tail sees what was stored; coefficients [batch, component, patch]."""
+        """Input of the tail; coefficients [batch, component, patch]."""
         return TailInput(
             cls, Tokens.low_rank(self._normalised(cls), mean, components, coefficients.mT)
         )
 
     def _normalised(self, tokens: Tensor) -> Tensor:
-        """Tokens [token, width] as the block's norm leaves them, before its affine."""
+        """Tokens [token, width] after the block's first norm, without its affine."""
         found = normalise(tokens, self._spec.norm_eps)
         size = tokens.abs()
         if size.numel() and float(size.max()) > _HUGE:
@@ -171,12 +171,12 @@ class AttentionPca:
         return found
 
 
-_HUGE = 1e15  # the variance of something larger would not fit into float32
+_HUGE = 1e15  # the variance of larger values would overflow float32
 _FINITE = (torch.finfo(torch.float32).min, torch.finfo(torch.float32).max)
 
 
 class _Sizes:
-    """How long a record will be, before anything is rounded."""
+    """Estimates the size of a record before quantisation."""
 
     def __init__(self, cls: Tensor, look: Look, coefficients: Tensor, components: Tensor) -> None:
         mean = look.weights @ look.patches
@@ -187,18 +187,18 @@ class _Sizes:
         self._coefficients = coefficients.abs().mean(0).double().numpy()
 
     def expected(self, step: float, rank: int) -> float:
-        """Bytes of the whole record."""
+        """Expected size of the record in bytes."""
         count, width = self._shape
         wide = [self._cls / _CLS_STEP, self._mean / _MEAN_STEP, *self._components[:rank]]
         narrow = self._coefficients[1:rank] / _COEFFICIENT_STEP
         bits = expected_bits(2 / step * np.concatenate([wide, narrow]))
         body = width * bits[: rank + 2].sum() + count * (bits[rank + 2 :].sum() + 1.2)
-        # Features are spread less widely than geometric numbers: real records are shorter.
+        # Features have lighter tails than geometric numbers, so records are shorter.
         return 0.975 * float(OVERHEAD + _HEAD.size + 2 * rank + body / 8)
 
 
 def _payload(cls: Tensor, look: Look, coefficients: Tensor, step: float) -> bytes:
-    """All of a record but its frame."""
+    """A record without header and checksum."""
     rank = coefficients.shape[1]
     cls_step = max(_CLS_STEP * step * _cls_size(cls), 1e-30)
     coefficient_step = _COEFFICIENT_STEP * step
@@ -214,14 +214,14 @@ def _payload(cls: Tensor, look: Look, coefficients: Tensor, step: float) -> byte
 
 
 def _cls_size(cls: Tensor) -> float:
-    """Root mean square, which may be of something huge."""
+    """Root mean square, in double precision for huge values."""
     return float(cls.double().square().mean().sqrt()) or 1.0
 
 
 def _padded(
     rows: NDArray[np.int16], counts: NDArray[np.int64], most: int, device: torch.device | str
 ) -> Tensor:
-    """Rows of several images, one below the other, as [image, row, column] filled up with zeros."""
+    """Concatenated rows of several images as [image, row, column], padded with zeros."""
     values = torch.from_numpy(rows).to(device).float()
     images, columns = len(counts), rows.shape[1]
     if (counts == most).all():

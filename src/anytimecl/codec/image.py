@@ -1,4 +1,4 @@
-"""The image itself: the only codec that outlives a change of model, and the least private one."""
+"""Stores the image file: the only codec that allows changing the model, and the least private."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from anytimecl.codec._record import pack, unpack
 from anytimecl.errors import ModelError
 from anytimecl.images import ImageSource, load_image
 
-KEPT_BYTES = 1 << 28  # of tokens, so that what is practised often is not worked out every time
+KEPT_BYTES = 1 << 28  # of cached tokens, for examples that are replayed often
 
 
 class ImageBytes:
-    """The bytes of the image file, as they came; tokens are made anew whenever they are read.
+    """Stores image files unchanged; decoding runs the trunk, with a cache.
 
-    The trunk belongs to the classifier, so it is attached, not owned:
+    The trunk is attached by the classifier:
 
     >>> codec = ImageBytes()
     >>> record = codec.encode_image(b"the bytes of a JPEG file")
@@ -39,27 +39,27 @@ class ImageBytes:
 
     def __init__(self) -> None:
         self._tokens_of: Callable[[list[bytes]], Tensor] | None = None
-        self._kept: OrderedDict[bytes, Tensor] = OrderedDict()  # by digest, oldest use first
+        self._kept: OrderedDict[bytes, Tensor] = OrderedDict()  # LRU, by digest
         self._bytes = 0
         self._lock = threading.Lock()
 
     def attach(self, tokens_of: Callable[[list[bytes]], Tensor]) -> None:
-        """Say how image files become tokens [image, token, width]."""
+        """Set the function from image files to tokens [image, token, width]."""
         self._tokens_of = tokens_of
         self.clear()
 
     def encode_image(self, image: bytes) -> bytes:
         """The bytes of one image file to a record."""
-        return pack(self.name, 0, 0, bytes(image))  # no shape: an image is of no model
+        return pack(self.name, 0, 0, bytes(image))  # no shape: independent of the model
 
     def encode(self, tokens: Tensor) -> bytes:
-        """Not possible: an image cannot be had from its tokens."""
+        """Not supported: tokens cannot be turned into an image."""
         raise ModelError(
             "The codec 'image' stores image files, not tokens: learn from the image itself."
         )
 
     def images(self, records: Sequence[bytes]) -> list[bytes]:
-        """The image files in records, as they were given."""
+        """The image files in records."""
         return unpack(records, self.name, 0, 0)
 
     def decode(self, records: Sequence[bytes], device: torch.device | str = "cpu") -> Tensor:
@@ -67,13 +67,13 @@ class ImageBytes:
         return torch.stack([self._tokens(image) for image in self.images(records)]).to(device)
 
     def clear(self) -> None:
-        """Keep nothing of any image."""
+        """Clear the cache."""
         with self._lock:
             self._kept.clear()
             self._bytes = 0
 
     def _tokens(self, image: bytes) -> Tensor:
-        """Alone: a trunk rounds an image otherwise beside others, and lessons are repeated."""
+        """One image at a time: in a batch it rounds differently, and replay must be exact."""
         if self._tokens_of is None:
             raise ModelError("The codec 'image' needs a model to read images: call attach first.")
         name = hashlib.sha256(image).digest()
@@ -92,7 +92,7 @@ class ImageBytes:
 
 
 def file_of(source: ImageSource) -> bytes:
-    """The bytes of an image file: its own where there is one, else a PNG with the same pixels.
+    """The bytes of an image file; for an image that is not a file, a PNG.
 
     >>> file_of(b"as it came")
     b'as it came'

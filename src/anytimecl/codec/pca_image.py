@@ -1,12 +1,12 @@
-"""The paper's codecs: a PCA of the tokens of each image, and its two refinements.
+"""The paper's codecs: a PCA of the tokens of each image, and its two variants.
 
-All three keep the class token among the other tokens, as the paper does.
+As in the paper, the class token is one of the tokens.
 
-The paper prints the CLS weight as a softmax over products of normalised tokens. Taken literally
-that gives one patch nearly all the weight, and its figures cannot come out. The authors' program
-puts attention *probabilities* into that softmax, whose exponentials hardly differ: every patch
-weighs about one over their number beside a class token at weight 1, which so gets a component of
-its own. That is the weight here; `literal` is the printed formula.
+The paper defines the CLS weight as a softmax over dot products of normalised tokens. Taken
+literally, one patch gets nearly all the weight, and the paper's figures cannot be reproduced. The
+authors' program applies the softmax to attention *probabilities*, which hardly differ: every patch
+gets a weight of about one over their number, against 1 for the class token, which so gets a
+component of its own. That is the default here; `literal` is the printed formula.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ from anytimecl.errors import StoreError
 
 @dataclass(frozen=True)
 class PcaImageConfig:
-    """Which of the paper's three."""
+    """Selects one of the paper's codecs."""
 
     components: int = 5
-    cls_weight: bool | Literal["literal"] = False  # weigh patches beside the class token
+    cls_weight: bool | Literal["literal"] = False  # weight patches by attention
     int8: bool = False  # the paper's quantisation
 
 
 class PcaImage:
     """Mean, components and coefficients of one image's tokens, in fp32 or 8 bits.
 
-    Exact where the tokens span no more than `components` dimensions around their mean; otherwise
-    the squared error is that of the best such approximation. With `int8` each vector's entries
-    are off by at most 1/255 of its range more.
+    The best approximation of rank `components` around the mean in squared error. `int8` adds an
+    error of at most 1/255 of each vector's range to its entries.
     """
 
     needs_image = False
@@ -53,7 +52,7 @@ class PcaImage:
         self.config = config or PcaImageConfig()
         if self.config.int8 and not self.config.cls_weight:
             raise ValueError("The paper quantises the PCA with CLS weight: set cls_weight too.")
-        # A record does not depend on how weights were found: they are in its coefficients.
+        # The same name for both ways to weight: the coefficients include the weights.
         self.name = "pca-image" + "-cls" * bool(self.config.cls_weight)
         self.name += "-int8" * self.config.int8
         self._spec = spec.tail
@@ -67,7 +66,7 @@ class PcaImage:
     @torch.no_grad()
     def encode(self, tokens: Tensor) -> bytes:
         """Tokens [token, width] of one image to a record."""
-        values = checked(tokens, self._shape).double()  # squares of huge tokens fit into these
+        values = checked(tokens, self._shape).double()  # squares of huge tokens overflow float32
         if self.config.cls_weight:
             values = torch.cat([values[:1], self._weights(values)[:, None] * values[1:]])
         mean, components, coefficients = pca(values, self._rank)
@@ -79,8 +78,8 @@ class PcaImage:
     def decode(self, records: Sequence[bytes], device: torch.device | str = "cpu") -> Tensor:
         """Records to tokens [batch, token, width].
 
-        With `cls_weight` every patch comes back times its weight, as in the paper: the first norm
-        of the block takes the factor out again.
+        With `cls_weight` every patch is multiplied by its weight, as in the paper; the block's
+        first norm cancels the factor.
         """
         payloads = unpack(records, self.name, *self._shape)
         (count, width), rank = self._shape, self._rank
@@ -99,7 +98,7 @@ class PcaImage:
         return torch.baddbmm(mean, coefficients, components)
 
     def _weights(self, tokens: Tensor) -> Tensor:
-        """[patch], sum 1: the softmax of how the block's class token attends to each patch."""
+        """Weights [patch], sum 1: softmax of the class token's attention to each patch."""
         width = tokens.shape[1:]
         if self.config.cls_weight == "literal":
             gain, shift = (self._frozen[f"layer_norm1.{part}"] for part in ("weight", "bias"))
@@ -120,7 +119,7 @@ def pca(values: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     mean = values.mean(0)
     centred = values - mean
     scale = centred.abs().max().clamp_min(torch.finfo(values.dtype).tiny)
-    centred = centred / scale  # so that the Gram matrix neither overflows nor vanishes
+    centred = centred / scale  # so that the Gram matrix neither over- nor underflows
     vectors: Tensor = torch.linalg.eigh(centred @ centred.T).eigenvectors
     top = vectors[:, len(vectors) - rank :].flip(-1)
     components = torch.linalg.qr(centred.T @ top).Q.T

@@ -1,7 +1,7 @@
-"""Our codec for a pooling head: as `attention_pca`, but a learned probe looks, not a class token.
+"""`attention_pca` for a pooling head, whose query is a learned probe instead of the class token.
 
-SigLIP's head meets tokens through a norm that never changes. They are stored after its centring
-and scaling, by what the frozen probe attends to; gain and shift come back when they are read.
+Tokens enter SigLIP's head through a frozen norm. They are stored after its centring and scaling,
+weighted by the probe's attention; gain and shift are applied when they are decoded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def pools_alone(spec: Spec) -> bool:
 
 
 class PooledPca(AttentionPca):
-    """A PCA of all tokens, weighted by a pooling head's attention. Their order is not kept."""
+    """A PCA of all tokens, weighted by a pooling head's attention; their order is not stored."""
 
     own = 0
 
@@ -56,7 +56,7 @@ class PooledPca(AttentionPca):
         gain, shift = (
             self._tail[f"post_layernorm.{part}"].to(mean.device) for part in ("weight", "bias")
         )
-        # Components are differences of tokens: the shift is not in them.
+        # Components are differences of tokens, to which the shift does not apply.
         parts = torch.cat([(mean * gain + shift).unsqueeze(1), components * gain], 1)
         ones = coefficients.new_ones(len(mean), 1, coefficients.shape[2])
         return TailInput(cls[:, :0], Tokens(parts, torch.cat([ones, coefficients], 1).mT))

@@ -1,4 +1,4 @@
-"""Full tokens, in 16 or 32 bits: the reference for every other codec, for any shape of tail."""
+"""Uncompressed tokens in 16 or 32 bits: the reference for other codecs, for any tail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anytimecl.errors import StoreError
 
 @dataclass(frozen=True)
 class TokensConfig:
-    """How many bits a value gets."""
+    """Precision of stored tokens."""
 
     bits: int = 16  # or 32
 
@@ -26,8 +26,8 @@ class TokensConfig:
 class TokensCodec:
     """Every token of an image.
 
-    32 bits are exact. With 16 the largest error is 2^-11 of the image's largest value: a power
-    of two, kept with the record, brings every image into the range where fp16 is at its best.
+    32 bits are exact. With 16 the largest error is 2^-11 of the image's largest value: tokens are
+    scaled by a power of two, stored in the record, into the range where fp16 is most precise.
     """
 
     needs_image = False
@@ -61,16 +61,14 @@ class TokensCodec:
         tokens = torch.from_numpy(values).to(device).float()
         if self.config.bits == 16:
             exponents = -raw[:, :2].copy().view("<i2").astype(np.int64)
-            # In two factors: a single one may be too small or too large for float32.
+            # As two factors: a single one may under- or overflow float32.
             for part in (exponents // 2, exponents - exponents // 2):
                 tokens *= torch.from_numpy(np.ldexp(np.float32(1), part)).to(device)[..., None]
         return tokens
 
 
 def to_half_range(values: np.ndarray) -> tuple[np.ndarray, int]:
-    """Values times the power of two that brings the largest into [2^14, 2^15), and its exponent.
-
-    Below that fp16 loses small values, above 65504 it has none.
+    """Scale values by a power of two so that the largest is in [2^14, 2^15); returns the exponent.
 
     >>> to_half_range(np.array([1.0, -0.5]))
     (array([16384., -8192.]), 14)
@@ -80,6 +78,6 @@ def to_half_range(values: np.ndarray) -> tuple[np.ndarray, int]:
         return values, 0
     exponent = 15 - int(np.frexp(largest)[1])
     scaled = np.ldexp(values, exponent)
-    if exponent < -112:  # next to the largest float32, where rounding up would be infinity
+    if exponent < -112:  # near the largest float32, where rounding up would overflow
         scaled = scaled.clip(-32752, 32752)
     return scaled, exponent

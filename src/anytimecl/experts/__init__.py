@@ -1,8 +1,8 @@
-"""Experts: each gives scores over labels for a batch of images, and learns one example at a time.
+"""Experts: each scores images against labels, and learns one example at a time.
 
-The original and the tuned model are two; beside them stand what images of a label look like
-(`GaussianExpert`) and images that were taught before (`InstanceExpert`). `anytimecl.pool` makes one
-answer of them. One of your own joins them by name (`EXPERTS`): docs/extending.md.
+Besides the original and the tuned model there are a generative classifier (`GaussianExpert`) and a
+detector of learned images and their near copies (`InstanceExpert`). `anytimecl.pool` combines all.
+Custom experts are registered by name (`EXPERTS`): docs/extending.md.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ __all__ = ["EXPERTS", "Expert", "GaussianExpert", "InstanceExpert", "OtherExpert
 
 
 class Expert(Protocol):
-    """Learns from unit image vectors of the original model; knows labels by their row.
+    """Learns from unit image embeddings of the original model; knows labels by their row.
 
-    Rows are numbered in order of first appearance. An example that is taken back leaves no trace.
+    Rows are numbered in order of first appearance. Removing an example is exact.
     """
 
     def add(self, example: int, row: int, image: Tensor) -> None:
-        """Learn an example [dim], or one again that had another label."""
+        """Learn an example [dim]; a relabelled one was removed before."""
 
     def remove(self, example: int, row: int, image: Tensor) -> None:
-        """Take an example back, exactly."""
+        """Remove an example, exactly."""
 
     def enter(self) -> None:
-        """A label never seen before gets the next row."""
+        """Add a label, which gets the next row."""
 
     def drop(self, row: int) -> None:
-        """A label has no example left; later rows move up."""
+        """Remove a label without examples; later rows move up."""
 
     def scores(self, images: Tensor, rows: Sequence[int]) -> Tensor:
-        """Log-scores [image, label] of unit vectors [image, dim]; 0 for row -1, never seen."""
+        """Log-scores [image, label] of unit vectors [image, dim]; 0 for row -1, an unseen label."""
         ...
 
     def left_out(
         self, images: Tensor, rows: Sequence[int], examples: Sequence[int] | None = None
     ) -> Tensor:
-        """[example, row]: scores of examples that were learned, each as if it had not been.
+        """Leave-one-out scores [example, row] of learned examples.
 
-        The label of each should not show: the same for all labels where all are alike, however
-        few examples they have.
+        Leaving an example out must not reveal its label: where labels do not differ, neither do
+        their scores, however few examples they have.
         """
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """State for a checkpoint."""
         ...
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Back from `state`."""
+        """Restore from `state`."""
 
 
-# Experts from outside, each made with the width of image vectors and the model's prior, or None.
+# Custom experts; each is constructed with the width of image embeddings and the prior, or None.
 EXPERTS: Registry[Expert] = Registry("expert", {}, context=2, copies=True)

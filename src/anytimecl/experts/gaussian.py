@@ -1,17 +1,16 @@
-"""The Gaussian expert: probabilistic LDA on the original model's image vectors.
+"""The Gaussian expert: probabilistic LDA on the original model's image embeddings.
 
 With `W` such that `W' Sw W = 1` and `W' Sb W = diag(lambda)`, and `u = W'(x - m)`:
 
     y     n examples with mean ubar: u ~ Normal(mu, v),   mu = ubar n lambda / (n lambda + 1)
                                                           v  = 1 + lambda / (n lambda + 1)
-    new   a label never seen:        u ~ Normal(0, 1 + lambda)
+    new   an unseen label:           u ~ Normal(0, 1 + lambda)
     G(y)  log p(u | y) - log p(u | new)
 
-`Sw` is the covariance within labels: that of the model's prior, standing for `STRENGTH` examples,
-with what was learned, and a `ridge` that fades as examples come. `Sb`, between labels, is the
-prior's, and at least `FLOOR` of `Sw` in every direction. One example already says much, because
-what differs between images of one label and what differs between labels is known beforehand; with
-many it becomes LDA.
+`Sw` is the within-label covariance: the prior's, counting as `STRENGTH` examples, plus the scatter
+of the learned examples and a `ridge` that falls with their number. `Sb`, the between-label
+covariance, is the prior's plus `FLOOR` times `Sw`. With one example, the prior shrinks each
+direction of the mean separately; with many, the classifier is LDA.
 
 (Ioffe, "Probabilistic Linear Discriminant Analysis", ECCV 2006; Hayes and Kanan, "Lifelong Machine
 Learning with Deep Streaming Linear Discriminant Analysis", CVPRW 2020.)
@@ -32,52 +31,52 @@ from anytimecl.errors import CheckpointError
 from anytimecl.experts.statistics import FIXED, Statistics
 from anytimecl.threads import one_thread
 
-STRENGTH = 500.0  # examples that the prior's covariance within labels stands for
-FLOOR = 0.05  # added to lambda: a prior of some thousand images cannot tell little from nothing
-ANCHOR = 20.0  # examples that the prior's mean stands for
-BLOCK = 64  # rows worked out together: always as many, so that they round alike
-LEFT = 0.05  # the least of a variance that is left when an example is taken out of it
+STRENGTH = 500.0  # nu0: examples that the prior's within-label covariance counts as
+FLOOR = 0.05  # added to lambda: a prior from few images finds no variance in some directions
+ANCHOR = 20.0  # examples that the prior's mean counts as
+BLOCK = 64  # rows computed together, always as many, so that rounding is the same
+LEFT = 0.05  # lower bound of the share of a variance that is left without an example
 
 
 class Space(NamedTuple):
-    """Where images of a label are spread alike in all directions."""
+    """The projection in which `Sw` is the identity and `Sb` diagonal."""
 
     whiten: Tensor  # [dim, dim]
-    centre: Tensor  # [dim], whitened
-    ratio: Tensor  # [dim], lambda: variance between labels, in units of that within
+    centre: Tensor  # [dim], m, projected
+    ratio: Tensor  # [dim], lambda: between-label variance in units of the within-label one
 
     def predictive(self, counts: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance [label, dim] of the next image, from means that are whitened."""
+        """Mean and variance [label, dim] of the next image, from projected means of examples."""
         known = counts.unsqueeze(1) * self.ratio
         return (means - self.centre) * known / (known + 1), 1 + self.ratio / (known + 1)
 
     def unknown(self, whitened: Tensor) -> Tensor:
-        """Log-density [image] of a label never seen, as far as it depends on the image."""
+        """Log-density [image] under an unseen label, up to a constant."""
         return -0.5 * (whitened.square() @ (1 / (1 + self.ratio)))
 
 
 class _Block(NamedTuple):
-    """Some labels, ready to be compared with images."""
+    """Predictive distributions of `BLOCK` labels."""
 
     precision: Tensor  # [row, dim]
     pull: Tensor  # [row, dim], mean times precision
     offset: Tensor  # [row]
-    expected: Tensor  # [row], the score that an image of the label has on average
+    expected: Tensor  # [row], T: expected score of an image of the label
 
     def distance(self, whitened: Tensor) -> Tensor:
-        """-2 log-densities [image, row], less that of a label never seen at its centre."""
+        """-2 log-densities [image, row], minus that of an unseen label at its mean."""
         off = whitened.square() @ self.precision.T - 2 * whitened @ self.pull.T
         return off + self.offset
 
 
 class _Gone(NamedTuple):
-    """What `Sw` is without one example each: `Sw - share away away'`, by Sherman and Morrison."""
+    """`Sw` without one example each: `Sw - share away away'`, by Sherman and Morrison."""
 
-    away: Tensor  # [example, dim], from the mean of its label, whitened
+    away: Tensor  # [example, dim], difference from the label's mean, projected
     share: Tensor  # [example, 1]
 
     def more(self, cross: Tensor, along: Tensor) -> Tensor:
-        """What that adds to -2 log-density, for `d' V^-1 away` and `away' V^-1 away`."""
+        """The resulting change of -2 log-density, for `d' V^-1 away` and `away' V^-1 away`."""
         share = self.share if cross.ndim == 2 else self.share[:, 0]
         left = (1 - share * along).clamp_min(LEFT)
         return share * cross.square() / left + left.log()
@@ -90,11 +89,11 @@ class _Gone(NamedTuple):
 
 
 class GaussianExpert:
-    """Statistics of the images of each label, and what they say of another image.
+    """Count and mean of each label's image embeddings, scored as log-likelihood ratios.
 
-    The space follows what was learned in steps, after 8, 16, ... 128, 160, 200, ... examples: they
-    are few enough to cost little, and it depends on which examples there are, not on the order in
-    which they came and went.
+    The space is recomputed only at the examples numbered 8, 16, ... 128, 160, 200, ..., to amortise
+    the eigendecomposition. It depends on which examples there are, not on the order in which they
+    were added and removed.
 
     >>> expert = GaussianExpert(2)
     >>> for row, image in enumerate(torch.eye(2)):
@@ -107,13 +106,13 @@ class GaussianExpert:
     def __init__(self, dim: int, prior: Prior | None = None) -> None:
         self.dim, self.prior = dim, prior
         self.now = Statistics(dim)
-        self.settled = Statistics(dim)  # of the examples before `step`, which the space follows
+        self.settled = Statistics(dim)  # of the examples before `step`; the space is theirs
         self.step = 0
         self._space_of: Space | None = None
         self._blocks: dict[int, _Block] = {}
 
     def advance(self, example: int) -> bool:
-        """Whether the space follows what was learned before this example; the next takes longer."""
+        """Before an example is learned: update the space if it is due; returns whether it was."""
         step = last_step(example)
         if step <= self.step:
             return False
@@ -122,14 +121,14 @@ class GaussianExpert:
         return True
 
     def add(self, example: int, row: int, image: Tensor) -> None:
-        """Learn an example, or one again that had another label."""
+        """Learn an example; a relabelled one was removed before."""
         self.add_many([row], image.unsqueeze(0))
         if example < self.step:
             self.settled.add([row], image.unsqueeze(0))
             self._follow()
 
     def add_many(self, rows: Sequence[int], images: Tensor) -> None:
-        """Examples that no step lies between; the same as one by one."""
+        """Learn examples that no update of the space lies between."""
         for block in {row // BLOCK for row in rows}:
             self._blocks.pop(block, None)
         self.now.add(rows, images)
@@ -137,10 +136,9 @@ class GaussianExpert:
     def count(
         self, examples: Sequence[int], rows: Sequence[int], images: Tensor, labels: int
     ) -> None:
-        """These examples [example, dim] and no others, as if they were all that ever came.
+        """Recompute the statistics from these examples [example, dim] and no others.
 
-        The space follows those before the step that it has come to: one that was taken back may
-        have been the last before it.
+        The space stays at the step it had reached: the example that led to it may be gone.
         """
         last = max(self.step, last_step(examples[-1]) if examples else 0)
         self.now, self.settled, self.step = Statistics(self.dim), Statistics(self.dim), 0
@@ -153,7 +151,7 @@ class GaussianExpert:
         self._follow()
 
     def remove(self, example: int, row: int, image: Tensor) -> None:
-        """Take an example back."""
+        """Remove an example, exactly."""
         self.now.add([row], image.unsqueeze(0), -1)
         self._blocks.pop(row // BLOCK, None)
         if example < self.step:
@@ -161,35 +159,35 @@ class GaussianExpert:
             self._follow()
 
     def enter(self) -> None:
-        """Another label."""
+        """Add a label."""
         for part in (self.now, self.settled):
             part.enter()
         self._blocks.pop((self.now.rows - 1) // BLOCK, None)
 
     def drop(self, row: int) -> None:
-        """A label was never seen."""
+        """Remove a label; later rows move up."""
         for part in (self.now, self.settled):
             part.drop(row)
         self._blocks = {}
 
     @property
     def space(self) -> Space:
-        """As it follows from the examples before `step`."""
+        """The projection, from the examples before `step`."""
         if self._space_of is None:
             self._space_of = _space(self.settled, self.prior)
         return self._space_of
 
     def whitened(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Images [image, dim] in that space, and what a label never seen says of each [image]."""
+        """Projected images [image, dim], and their log-density under an unseen label [image]."""
         whitened = images @ self.space.whiten - self.space.centre
         return whitened, self.space.unknown(whitened)
 
     def scores(self, images: Tensor, rows: Sequence[int]) -> Tensor:
-        """G: [image, label]."""
+        """G, [image, label]."""
         return self.judged(images, rows)[0]
 
     def judged(self, images: Tensor, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """G [image, label], and what it would be on average for an image of that label [label]."""
+        """G [image, label], and T [label], its expected value for an image of the label."""
         wanted = sorted({row // BLOCK for row in rows if row >= 0})
         found, expected = [images.new_zeros(len(images), 1)], [images.new_zeros(1)]
         whitened, unknown = self.whitened(images)
@@ -202,28 +200,26 @@ class GaussianExpert:
         return torch.cat(found, 1)[:, at], torch.cat(expected)[at]
 
     def typical(self) -> Tensor:
-        """[label], of those that have an example: the score of an image of it, on average."""
+        """T of each label with an example, [label]."""
         expected = torch.cat([block.expected for block in self._every_block()])
         return expected[self.now.counts.nonzero().flatten()]
 
     def left_out(
         self, images: Tensor, rows: Sequence[int], examples: Sequence[int] | None = None
     ) -> Tensor:
-        """[example, row]: scores of examples that were learned, each as if it had not been."""
+        """Leave-one-out scores [example, row] of learned examples."""
         return self.judged_left_out(images, rows, examples)[0]
 
     def judged_left_out(
         self, images: Tensor, rows: Sequence[int], examples: Sequence[int] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`judged` for examples that were learned, each as if it had not been: [example, row] both.
+        """Leave-one-out `judged`: G and T of learned examples, [example, row] both.
 
-        It is left out of the mean of its label, and of `Sw`, which it would make look nearer than
-        another image does: `Sw - share r r'`, with `r` how far it lies from that mean. (Examples
-        with a number from `step` on are not in `Sw` yet.) The label keeps its count, as if an
-        average image of it stood there instead: one fewer than the others would give the true
-        label away wherever all have equally many. Of one that is the only one of its label nothing
-        is said, 0 throughout: what this expert would say of it, to whom the label were new, is
-        nothing about how good it is at labels that it knows.
+        The example is left out of its label's mean and of `Sw`: `Sw - share r r'`, with `r` its
+        difference from that mean. (Examples from number `step` on are not in `Sw` yet.) The label
+        keeps its count, as if an average image replaced the example: with one fewer, the true label
+        would stand out wherever all labels have equally many. For the only example of a label both
+        are 0: its score would say nothing about how good the expert is on labels it knows.
         """
         own, space = torch.tensor(rows), self.space
         whitened, _ = self.whitened(images)
@@ -256,7 +252,7 @@ class GaussianExpert:
         return scores * heard, expected[:, : self.now.rows] * heard
 
     def answering(self) -> GaussianExpert:
-        """As it is now, to be asked and not taught: without the sums, which are most of it."""
+        """A snapshot for prediction, without the sums, which take most of the memory."""
         self._every_block()
         found = copy.copy(self)
         found._blocks = dict(self._blocks)
@@ -264,12 +260,12 @@ class GaussianExpert:
         return found
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """State for a checkpoint."""
         step = {"gaussian.step": torch.tensor(self.step)}
         return self.now.state("gaussian.now") | self.settled.state("gaussian.settled") | step
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Back from `state`, for as many labels as there are rows."""
+        """Restore from `state`; its labels have been added before."""
         mine = self.state()
         if state.keys() != mine.keys() or any(
             (state[name].shape, state[name].dtype) != (value.shape, value.dtype)
@@ -293,7 +289,7 @@ class GaussianExpert:
             found = self._blocks[number] = self._made(number)
         return found
 
-    @one_thread()  # whoever asks first, while learning or in an opened memory, finds the same
+    @one_thread()  # the same bits, whichever thread asks first
     def _made(self, number: int) -> _Block:
         rows = slice(number * BLOCK, (number + 1) * BLOCK)
         counts, sums = self.now.counts[rows], self.now.sums[rows]
@@ -308,7 +304,7 @@ class GaussianExpert:
 
 
 def last_step(example: int) -> int:
-    """The last of 8, 16, ... 128, 160, 200, 250, ... that is not behind this example.
+    """The largest of 8, 16, ... 128, 160, 200, 250, ... up to this number.
 
     >>> [last_step(n) for n in (7, 8, 100, 128, 159, 160)]
     [0, 8, 64, 128, 128, 160]
@@ -320,7 +316,7 @@ def last_step(example: int) -> int:
 
 
 def ridge(dim: int, freedom: float) -> float:
-    """Of the mean diagonal of `Sw`, added to it: the empirical-Bayes estimate, as in GDA's.
+    """Ridge in units of the mean diagonal of `Sw`: the empirical-Bayes estimate, as in GDA.
 
     (Kubokawa and Srivastava, 2008; Wang et al., "A Hard-to-Beat Baseline", ICLR 2024.)
     """
@@ -329,7 +325,7 @@ def ridge(dim: int, freedom: float) -> float:
 
 @one_thread()
 def _space(known: Statistics, prior: Prior | None) -> Space:
-    """From whole numbers, and so the same from the same examples."""
+    """The projection from integer statistics: the same examples give the same bits."""
     count, labels = int(known.counts.sum()), int((known.counts > 0).sum())
     sums = known.sums.double() / FIXED
     means = sums / known.counts.clamp_min(1).unsqueeze(1)

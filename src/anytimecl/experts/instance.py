@@ -1,13 +1,14 @@
-"""The instance expert: an image that was taught, or a near copy, is answered as it was taught.
+"""The instance expert: recognises learned images and near copies of them.
 
-Images that the tuned model had wrong when they were taught are kept, the newest `KEPT` of them. A
-new image's distance `D` to the nearest is a log-likelihood ratio (`prior.view_space`): another
-picture of that scene, against another image of its label. How it is distributed for each is known,
-for copies from the prior, for other images from the prior and from how far those kept lie apart:
+It keeps the latest `KEPT` images that the tuned model predicted wrongly before it learned them. The
+distance `D` of a new image to the nearest is -2 times a log-likelihood ratio (`prior.view_space`):
+two views of one image against two images of one label. With a normal distribution of log D for
+copies (from the prior) and for the nearest other image (from the prior and the distances between
+the images kept),
 
-    log D ~ Normal(near copies)   or   Normal(other images),   one image in fifty being a copy
+    k = P(copy | D),   where one image in fifty is a copy,
 
-and the answer is that of the nearest with the probability that it is a copy.
+is the weight of the nearest image's label in the prediction.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from anytimecl.errors import CheckpointError
 from anytimecl.threads import one_thread
 
 KEPT = 2048
-COPIES = 0.02  # of images asked about, before anything is known of them
-TRUST = 8.0  # images that the prior's distance between images stands for
-LEAST = 1e-3  # of a distance, so that it has a logarithm
-ROUNDING = 0.1  # that a log-distance may be off, near `LEAST`
-CHUNK = 256  # images that are compared with those kept in one go
+COPIES = 0.02  # prior probability of a copy
+TRUST = 8.0  # images that the prior's distance between images counts as
+LEAST = 1e-3  # lower bound of a distance, for the logarithm
+ROUNDING = 0.1  # rounding error of a log-distance near `LEAST`
+CHUNK = 256  # images compared at once
 
 
 class InstanceExpert:
-    """Images that had to be taught, and how near another one is to them.
+    """Kept images, and the probability that another image is a copy of one.
 
     >>> expert = InstanceExpert(2)
     >>> expert.add(1, 0, torch.tensor([1.0, 0.0]))
     >>> expert.nearest(torch.eye(2), [0])[0].tolist()
     [0.0, 0.0]
 
-    Without a prior there is nothing to tell a copy by.
+    Without a prior it keeps nothing, and the probability is 0.
     """
 
     def __init__(self, dim: int, prior: Prior | None = None) -> None:
@@ -46,17 +47,17 @@ class InstanceExpert:
         self._space: Tensor | None = None
         self._examples = torch.zeros(0, dtype=torch.long)
         self._rows = torch.zeros(0, dtype=torch.long)
-        self._images = torch.zeros(0, dim)  # in the space of views
-        self._apart = torch.zeros(0)  # log-distance of each to the nearest before it, inf: none
+        self._images = torch.zeros(0, dim)  # projected by `view_space`
+        self._apart = torch.zeros(0)  # log-distance of each to the nearest earlier one; inf: none
 
     @one_thread()
     def add(self, example: int, row: int, image: Tensor) -> None:
-        """Keep an image that had to be taught."""
+        """Keep an image that the tuned model predicted wrongly."""
         self._add([example], [row], image.unsqueeze(0))
 
     @one_thread()
     def add_many(self, examples: Sequence[int], rows: Sequence[int], images: Tensor) -> None:
-        """The same for several, in order."""
+        """Keep several, in order."""
         self._add(examples, rows, images)
 
     def _add(self, examples: Sequence[int], rows: Sequence[int], images: Tensor) -> None:
@@ -73,27 +74,27 @@ class InstanceExpert:
             self._keep(torch.arange(len(self._images)) >= len(self._images) - KEPT)
 
     def remove(self, examples: Collection[int]) -> None:
-        """Take them back."""
+        """Remove examples."""
         self._keep(~torch.isin(self._examples, torch.tensor(list(examples), dtype=torch.long)))
 
     def move(self, example: int, row: int) -> bool:
-        """It has another label now; whether it is kept at all."""
+        """Relabel an example; returns whether it is kept."""
         mine = self._examples == example
         self._rows = torch.where(mine, row, self._rows)
         return bool(mine.any())
 
     @property
     def examples(self) -> list[int]:
-        """Those that are kept."""
+        """Ids of the kept examples."""
         found: list[int] = self._examples.tolist()
         return found
 
     def drop(self, row: int) -> None:
-        """Rows behind a label that is gone move up."""
+        """A label was removed: later rows move up."""
         self._rows = self._rows - (self._rows > row).long()
 
     def nearest(self, images: Tensor, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The probability [image] that it is a copy, and of which of these labels [image]."""
+        """k [image], and the label of the nearest kept image, as an index into `rows` [image]."""
         place = {row: at for at, row in enumerate(rows) if row >= 0}
         labelled = [(i, place[row]) for i, row in enumerate(self._rows.tolist()) if row in place]
         if self.prior is None or not labelled:
@@ -102,13 +103,13 @@ class InstanceExpert:
         kept = self._images if len(asked) == len(self._images) else self._images[list(asked)]
         far, which = self._distances(self._placed(images), kept).min(1)
         copy, spread, other, width = self._near()
-        far = far.clamp(max=other)  # the wider of two bells would win far outside of both
+        far = far.clamp(max=other)  # beyond both means, the wider normal would win
         odds = ((far - other) / width).square() / 2 - ((far - copy) / spread).square() / 2
         odds = odds + (width / spread).log() + math.log(COPIES / (1 - COPIES))
         return odds.sigmoid(), torch.tensor(places)[which]
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """State for a checkpoint."""
         return {
             "instance.examples": self._examples,
             "instance.rows": self._rows,
@@ -117,7 +118,7 @@ class InstanceExpert:
         }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Back from `state`."""
+        """Restore from `state`."""
         mine = self.state()
         if state.keys() != mine.keys() or any(
             state[name].shape[1:] != value.shape[1:] for name, value in mine.items()
@@ -128,7 +129,7 @@ class InstanceExpert:
         )
 
     def _keep(self, left: Tensor) -> None:
-        """These [kept]; and nobody knows any more how far the others were."""
+        """Keep only these, a mask [kept], and recompute distances to removed images."""
         if left.all():
             return
         gone = self._images[~left]
@@ -140,13 +141,13 @@ class InstanceExpert:
             self._apart[alone] = self._to_nearest(alone)
 
     def _to_nearest(self, places: Tensor) -> Tensor:
-        """Log-distances of some of those kept to the nearest before each; inf: none."""
+        """Log-distances of some kept images to the nearest earlier one; inf: none."""
         apart = self._distances(self._images[places], self._images)
         later = torch.arange(len(self._images)) >= places.unsqueeze(1)
         return apart.masked_fill(later, torch.inf).amin(1)
 
     def _near(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Mean and spread of the log-distance of a copy, and of the nearest other image."""
+        """Mean and standard deviation of log D for a copy, then for the nearest other image."""
         assert self.prior is not None
         copy, spread, other, width = self.prior.near.float()
         own = self._apart[self._apart.isfinite()]
@@ -164,6 +165,6 @@ class InstanceExpert:
 
     @staticmethod
     def _distances(placed: Tensor, kept: Tensor) -> Tensor:
-        """Logarithms [image, kept]."""
+        """Log-distances [image, kept]."""
         square = placed.square().sum(1, keepdim=True) + kept.square().sum(1) - 2 * placed @ kept.T
         return square.clamp_min(LEAST).log()

@@ -1,4 +1,4 @@
-"""Experts from outside, kept in step: what happens to an example happens to each of them."""
+"""The custom experts of a model, updated together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from anytimecl.errors import PartError
 
 
 class OtherExperts:
-    """By name; `make` gives them anew, as they are before anything was learned."""
+    """Experts by name; `make` constructs them without examples."""
 
     def __init__(
         self, make: Callable[[int, Prior | None], dict[str, Any]], dim: int, prior: Prior | None
@@ -25,16 +25,16 @@ class OtherExperts:
 
     @property
     def names(self) -> list[str]:
-        """In the order of the settings."""
+        """Names in the order of the settings."""
         return list(self.experts)
 
     def enter(self) -> None:
-        """Another label."""
+        """Add a label."""
         for expert in self.experts.values():
             expert.enter()
 
     def drop(self, row: int) -> None:
-        """A label was never seen."""
+        """Remove a label; later rows move up."""
         for expert in self.experts.values():
             expert.drop(row)
 
@@ -45,14 +45,14 @@ class OtherExperts:
                 expert.add(example, row, image)
 
     def remove(self, example: int, row: int, image: Tensor) -> None:
-        """Take an example back."""
+        """Remove an example."""
         for expert in self.experts.values():
             expert.remove(example, row, image)
 
     def count(
         self, examples: Sequence[int], rows: Sequence[int], images: Tensor, labels: int
     ) -> None:
-        """These examples and no others, as if they were all that ever came."""
+        """Start over with these examples and no others."""
         self.experts = self._make()
         for _ in range(labels):
             self.enter()
@@ -61,25 +61,25 @@ class OtherExperts:
     def scores(
         self, images: Tensor, rows: Sequence[int], device: torch.device
     ) -> dict[str, Tensor]:
-        """What each says [image, label]."""
+        """Scores [image, label] by expert."""
         asked = self.experts.items()
         return {name: expert.scores(images, rows).to(device) for name, expert in asked}
 
     def left_out(
         self, images: Tensor, rows: Sequence[int], examples: Sequence[int]
     ) -> dict[str, Tensor]:
-        """[example, row], of examples that were learned, each as if it had not been."""
+        """Leave-one-out scores [example, row] by expert."""
         found = self.experts.items()
         return {name: expert.left_out(images, rows, examples) for name, expert in found}
 
     def answering(self) -> OtherExperts:
-        """As they are now, for whoever only asks."""
+        """A snapshot for prediction."""
         found = copy.copy(self)
         found.experts = copy.deepcopy(self.experts)
         return found
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """State for a checkpoint."""
         return {
             f"expert.{name}.{key}": value
             for name, expert in self.experts.items()
@@ -87,7 +87,7 @@ class OtherExperts:
         }
 
     def restore(self, state: Mapping[str, Tensor], there: Sequence[str]) -> bool:
-        """Back from `state`, which has experts by these names; False: one is not there."""
+        """Restore from `state`, which has experts by the names `there`; False if one is missing."""
         if not set(self.names) <= set(there):
             return False
         for name, expert in self.experts.items():
@@ -97,7 +97,7 @@ class OtherExperts:
 
 
 def refuse_names(names: Sequence[str], taken: Sequence[str]) -> None:
-    """PartError for an expert that is called as another one is."""
+    """Raise PartError if two experts have the same name."""
     for at, name in enumerate(names):
         if name in taken or name in names[:at]:
             raise PartError(f"There is an expert {name!r} already: each has a name of its own.")

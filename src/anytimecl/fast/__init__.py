@@ -1,8 +1,8 @@
-"""The online step in less time: written out, in bfloat16 where that pays, captured on a GPU.
+"""A faster online step: hand-written backward, bfloat16 where faster, CUDA graphs on a GPU.
 
-Nothing here says anything new: `learner.Learner` is the same step by autograd, and the tests hold
-this one to it. `acceleration.py` takes `FastLearner` and `CudaStreams` from here; with the folder
-gone, it takes the plain ones.
+`learner.Learner` is the reference by autograd, against which the tests check this one.
+`acceleration.py` imports `FastLearner` and `CudaStreams` from here; without this folder, it uses
+the reference.
 """
 
 from anytimecl.fast.learner import FastLearner

@@ -1,8 +1,8 @@
-"""Whether a step comes out the same to the bit with one of torch's threads as with all of them.
+"""Test whether a step is bit-identical with one torch thread and with all.
 
-Libraries share out a product among threads as suits the processor. Where they cut the rows or the
-columns of what comes out, every number is added up as by one thread; where they cut the sums
-themselves, as they do with a processor's matrix units, it is not. Nothing says which: it is tried.
+Libraries split a matrix product among threads by rows or columns of the result, which keeps the
+order of summation, or along the inner dimension, as with a processor's matrix units, which does
+not. No API says which, so it is tried.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LABELS = 10
 
 @torch.no_grad()
 def alike_with_one_thread(learner: FastLearner) -> bool:
-    """For batches of several sizes up to the largest, of images that are noise."""
+    """Tried on batches of noise of several sizes, up to the largest."""
     largest = learner.config.batch
     sizes = {2**power for power in range(largest.bit_length())} | {largest, max(largest - 1, 1)}
     return all(_alike(learner, size) for size in sorted(sizes, reverse=True))
@@ -39,7 +39,7 @@ def _alike(learner: FastLearner, size: int) -> bool:
 
 
 def _products(learner: FastLearner, size: int) -> Iterator[Tensor]:
-    """All that a step works out, from the weights as they always were: nobody learns those."""
+    """Every result of a step, from the original weights, which no thread changes meanwhile."""
     spec, random = learner.spec, torch.Generator().manual_seed(size)
     tokens = torch.randn(size, spec.tokens, spec.tail.width, generator=random)
     labels = F.normalize(torch.randn(LABELS, spec.dim, generator=random), dim=-1)

@@ -1,10 +1,10 @@
-"""Weights in bfloat16 for the products of a step, beside those in float32 that learn.
+"""Mixed precision: bfloat16 copies of the weights for the products of a step.
 
-A step multiplies a thin batch with every weight, there and back, and a processor that knows
-bfloat16 does so faster (`benchmarks.step` times both). Its eight bits are too few to learn in: a
-step changes a weight by less. So weights and moments stay as they are, and each copy is made anew
-when its weight has changed. Predictions come from the weights themselves; a newcomer is scored by
-the step that learns it, and so by the copies.
+A step multiplies a small batch with every weight, forward and backward; a processor with bfloat16
+instructions does so faster (`benchmarks.step` times both). An update is smaller than bfloat16 can
+resolve, so master weights and moments stay in float32, and copies are refreshed after each update.
+Predictions use the float32 weights; a new example is scored by the step that learns it, and so with
+the copies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WIDE = 256  # features: below, the copies take longer than they save
 
 
 def copies_of(params: Mapping[str, Tensor], precision: Precision) -> dict[str, Tensor]:
-    """Of every matrix, if that precision asks for it; "auto" where it pays."""
+    """Copies of every matrix if `precision` asks for it; with "auto", where that is faster."""
     matrices = {name: p for name, p in params.items() if p.dim() == 2 and len(p) > 1}
     wanted = precision == "bfloat16"
     if precision == "auto":
@@ -35,6 +35,6 @@ def copies_of(params: Mapping[str, Tensor], precision: Precision) -> dict[str, T
 
 @cache
 def _fast_here() -> bool:
-    """Whether this processor multiplies bfloat16 itself."""
+    """Whether this processor has bfloat16 instructions."""
     able = torch.cpu.get_capabilities()
     return bool(able.get("avx512_bf16") or able.get("amx_bf16"))

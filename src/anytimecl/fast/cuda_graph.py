@@ -1,8 +1,8 @@
-"""The online step on a GPU as a CUDA graph: a hundred small kernels take longer to launch than run.
+"""The online step as a CUDA graph: a hundred small kernels take longer to launch than to run.
 
-A host that brings its batches has forward and backward captured once for each size of label set
-(`CapturedStep`); batches are padded to sizes that come again, with examples that weigh nothing and
-labels that are no candidates. A stream has the whole step captured (`repeated.py`).
+For batches from the host, forward and backward are captured once for each size of the label set
+(`CapturedStep`); batches are padded to a few sizes, with examples of weight 0 and masked labels.
+For a stream the whole step is captured (`repeated.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CAPTURING = threading.Lock()  # CUDA wants one at a time in a process
 
 
 def capture(step: Callable[[], object]) -> Callable[[], None]:
-    """The kernels of a step as one graph, to be launched again and again."""
+    """Capture the kernels of a step; returns a function that replays them."""
     with _CAPTURING:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
@@ -35,7 +35,7 @@ def capture(step: Callable[[], object]) -> Callable[[], None]:
                 step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may predict meanwhile: what they do is not captured, and may not disturb.
+        # Other threads may predict meanwhile: their kernels are neither captured nor an error.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             step()
     replay: Callable[[], None] = graph.replay
@@ -64,13 +64,13 @@ class CapturedStep:
         return Update(logits, images, {**step.matrices, **step.vectors})
 
     def clear(self) -> None:
-        """Nothing of the last batches may stay."""
+        """Zero the buffers, which hold the last batches."""
         for graph in self._graphs.values():
             graph.clear()
 
 
 class _Graph:
-    """A step of one size, with the places where it finds its question and leaves its answer."""
+    """A captured step of one size, with its input and output buffers."""
 
     def __init__(self, learner: FastLearner, like: StepInput, size: int, room: int) -> None:
         def empty(tensor: Tensor, count: int) -> Tensor:
@@ -88,7 +88,7 @@ class _Graph:
         self._replay: Callable[[], None] | None = None
 
     def run(self, question: StepInput) -> StepOutput:
-        """Put the question in its places, and answer it."""
+        """Copy the input into the buffers and replay."""
         mine, size, labels = self._question, len(question.target), len(question.labels)
         for place, tensor in zip(tensors_of(mine.seen), tensors_of(question.seen), strict=True):
             place[:size] = tensor

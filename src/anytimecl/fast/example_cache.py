@@ -1,4 +1,4 @@
-"""Decoded examples on a GPU, where records take longer to decode than to learn."""
+"""Decoded examples on a GPU, where decoding a record takes longer than a step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTS = 18  # of a compressed example: as many as our codec keeps
 
 
 class ExampleCache:
-    """Decoded examples on the device. It grows; when it can grow no more, it is cleared."""
+    """Decoded examples on the device. Grows up to a limit, then is cleared."""
 
     def __init__(self, codec: Codec, device: torch.device, room: int | None = None) -> None:
         self._codec = codec
@@ -36,7 +36,7 @@ class ExampleCache:
         return pick(self._kept, rows)
 
     def drop(self, example: int) -> None:
-        """Nothing of it may stay."""
+        """Remove an example, zeroing its row."""
         row = self._rows.pop(example, None)
         if row is not None and self._kept is not None:
             self._free.append(row)
@@ -49,7 +49,7 @@ class ExampleCache:
         self._kept: Tensor | TailInput | None = None
 
     def _put(self, given: dict[int, bytes]) -> bool:
-        """Whether there was room, in number and in kind."""
+        """Add examples; returns False if there is no room or shapes differ."""
         decoded = self._codec.decode(list(given.values()), self._device)
         decoded = decoded.even(PARTS) if isinstance(decoded, TailInput) else decoded
         if self._kept is not None and shapes_of(self._kept) != shapes_of(decoded):

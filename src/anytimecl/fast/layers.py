@@ -2,19 +2,16 @@
 
 Weights may be in bfloat16: then a product is, too, and what comes of it is in float32 again.
 
-The attention of one query comes in three forms. What a head reads of an image is a weighted sum of
-its tokens. They come as they are, or as sums of
-a few parts (`tail.Tokens`); keys and values are worked out for them, or fold into the query. All
-forms give the same, up to rounding:
+The attention of one query has three forms, equal up to rounding:
 
-    whole     tokens as they are: one query is less than they, so it bears everything,
-              q . (W_k (g x + s)) = (g W_k^T q) . x + the same for every x
+    whole     full tokens; key and value projections and the norm's affine are folded in,
+              q . (W_k (g x + s)) = (g W_k^T q) . x + a constant for every x
               sum p_n W_v (g x_n + s) = W_v (g (sum p_n x_n) + s)
-    parts     tokens as sums of parts; the norm's affine is put on the parts, of which there are few
-    stacked   parts again (`stacked.py`); queries, keys and values of all of them in one product
+    parts     low-rank tokens (`tail.Tokens`); the norm's affine is applied to the few parts
+    stacked   low-rank tokens (`stacked.py`); queries, keys and values of all parts in one product
 
-The first two multiply the least. The third takes the fewest kernels once a compiler has been over
-it; it is for a GPU, and used where the three weights were laid out one behind the other.
+The first two need the fewest operations. The third needs the fewest kernels once compiled: it is
+used on a GPU, where the three weights were concatenated.
 """
 
 from __future__ import annotations
@@ -32,8 +29,8 @@ from anytimecl.tail import CENTRES, Tokens
 from anytimecl.threads import one_thread
 
 Weights = Mapping[str, Tensor]  # of the block, by their names in it
-_FEW = 64  # examples at most, for the way back in halves to pay
-# The product by oneDNN, where this torch has it.
+_FEW = 64  # examples at most for `back_across` to multiply in halves
+# oneDNN's linear layer, if this torch has it.
 _ONEDNN: Callable[..., Tensor] | None = (
     getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -42,7 +39,7 @@ _ONEDNN: Callable[..., Tensor] | None = (
 
 
 def linear(p: Weights, name: str, x: Tensor) -> Tensor:
-    """With weight and bias by name."""
+    """Linear layer with named weight and bias."""
     return across(x, p[name + ".weight"], p[name + ".bias"])
 
 
@@ -57,11 +54,11 @@ def across(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def back_across(d: Tensor, weight: Tensor) -> Tensor:
-    """`d @ weight`: the way back through a linear layer.
+    """`d @ weight`: backward through a linear layer.
 
-    On a CPU by rows of the weight, in two halves that are added: so each thread reads the rows that
-    it will update. Where cores are far apart, a weight that all had to read takes much longer to
-    change. There are always two halves, and so the rounding is always the same.
+    On a CPU as the sum of two products, over half of the weight's rows each: so each thread reads
+    the rows that it will update, and updating a weight that every core has read takes much longer
+    where cores are far apart. There are always two halves, so that rounding is the same.
     """
     if d.is_cuda or len(d) > _FEW or len(weight) % 2:
         return across(d, weight.T)
@@ -76,7 +73,7 @@ def each_head(x: Tensor, matrices: Tensor) -> Tensor:
 
 
 def heavy(x: Tensor) -> Tensor:
-    """Out of bfloat16."""
+    """Convert bfloat16 to float32."""
     return x.float() if x.dtype == torch.bfloat16 else x
 
 
@@ -146,30 +143,30 @@ def loss_gradient(
 
 
 class Attended(NamedTuple):
-    """What one query read, and what the way back needs of the way forward.
+    """Result of the attention of one query, and what its backward pass needs.
 
-    Where tokens or parts fold into it, what meets weights is in their precision already.
+    In the first two forms, factors of products with weights are in the weights' precision.
     """
 
     values: Tensor  # [batch, width]
     query: Tensor  # [batch, head, depth], scaled
-    asked: Tensor  # [batch, width], the class token, from which the query was made
+    asked: Tensor  # [batch, width], the class token, input of the query projection
     weights: Tensor  # [batch, head, token]
-    kept: tuple[Tensor, ...]  # what this form alone needs
+    kept: tuple[Tensor, ...]  # what this form's backward needs
 
 
 class Returned(NamedTuple):
-    """What comes back. The weights' gradients are products of two factors, of which one is here."""
+    """Gradients. Those of weights are products of two factors, of which one is here."""
 
     d_query: Tensor  # [batch, width], before the scale
-    d_met: Tensor  # [batch, head, width]; with `query` it makes the gradient of the keys' weight
-    read: Tensor  # [batch, head, width]; with `d_values`, that of the values' weight
-    d_gain: Tensor | None  # [width], of the first norm; None where that does not learn
+    d_met: Tensor  # [batch, head, width]; with `query`, gradient of the keys' weight
+    read: Tensor  # [batch, head, width]; with `d_values`, gradient of the values' weight
+    d_gain: Tensor | None  # [width], of the first norm; None if frozen
     d_shift: Tensor | None  # [width]
 
 
 def attend(p: Weights, spec: TailSpec, tokens: Tokens) -> Attended:
-    """The way forward, up to the values."""
+    """Forward pass, up to the values."""
     if tokens.coefficients is None:
         return _attend_whole(p, spec, tokens)
     return _attend_parts(p, spec, tokens)
@@ -178,7 +175,7 @@ def attend(p: Weights, spec: TailSpec, tokens: Tokens) -> Attended:
 def backward(
     p: Weights, spec: TailSpec, tokens: Tokens, was: Attended, d_values: Tensor
 ) -> Returned:
-    """The way back from the gradient of the values, [batch, head, depth]."""
+    """Backward pass, from the gradient of the values, [batch, head, depth]."""
     if tokens.coefficients is None:
         return _whole_backward(p, spec, tokens, was, d_values)
     return _parts_backward(p, spec, tokens, was, d_values)

@@ -24,10 +24,10 @@ from anytimecl.tail import TailInput, tail_input
 
 
 class FastLearner(Learner):
-    """`Learner`, with the step of a one-block tail written out, and captured on a GPU."""
+    """`Learner` with a hand-written step for a one-block tail, as a CUDA graph on a GPU."""
 
     def __init__(self, spec: Spec, tail: Mapping[str, Tensor], config: LearnerConfig) -> None:
-        # In bfloat16: what stands for some weights in products.
+        # bfloat16 copies of some weights, for products.
         self.copies: dict[str, Tensor] = {}
         super().__init__(spec, tail, config)
         self.written_out = self.can_be_written_out()  # once: every step asks
@@ -39,15 +39,15 @@ class FastLearner(Learner):
 
     def can_be_written_out(self) -> bool:
         """Whether a step of this learner is the one in `step.py`; autograd takes the others."""
-        # A head alone on a GPU is left to autograd: nobody has captured that.
+        # A pooling head on a GPU is left to autograd: it is not tested as a CUDA graph.
         here = bool(self.spec.tail.blocks) or not self.other.is_cuda
         return self.config.tune == "block" and supports(self.spec.tail) and here
 
     @property
     def alike(self) -> bool:
-        """Whether steps are the same to the bit with one of torch's threads as with all of them.
+        """Whether steps are bit-identical with one torch thread and with all.
 
-        Products in bfloat16 may be, on this processor; a GPU's do not ask.
+        Products in bfloat16 may be, depending on the processor; those of a GPU always are.
         """
         threads = torch.get_num_threads()
         if self.copies and threads > 1 and threads not in self._alike:
@@ -67,7 +67,7 @@ class FastLearner(Learner):
         return self.params | self.copies
 
     def fresh_optimiser(self) -> AdamW:
-        """AdamW over what learning changes, with nothing gathered yet."""
+        """AdamW over the trainable tensors, with zero moments."""
         return FusedAdamW(self.trainable(), self.config.weight_decay, self.copies)
 
     def look_ahead(self, batch: Batch) -> Update:
@@ -87,14 +87,14 @@ class FastLearner(Learner):
     def decode(
         self, codec: Codec, examples: Sequence[int], records: Sequence[bytes]
     ) -> Tensor | TailInput:
-        """Records to what the tail reads; a GPU keeps what it has decoded."""
+        """Decode records to input of the tail; a GPU caches the result."""
         if not self.on_gpu:
             return codec.decode(records, self.other.device)
         self._cache = self._cache or ExampleCache(codec, self.other.device)
         return self._cache.take(examples, records)
 
     def let_go(self, examples: Sequence[int]) -> None:
-        """Nothing of what these looked like may stay."""
+        """Drop every cached copy of these examples."""
         if self._captured is not None:
             self._captured.clear()
         if self._cache is not None:
@@ -102,7 +102,7 @@ class FastLearner(Learner):
                 self._cache.drop(example)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Continue exactly where `state` was taken."""
+        """Restore a `state` exactly."""
         super().restore(state)
         for name, light in self.copies.items():
             light.copy_(self.params[name])
@@ -127,10 +127,7 @@ class FastLearner(Learner):
         )
 
     def stacked(self, names: Sequence[str]) -> Tensor:
-        """These weights one behind the other, as a step multiplies with them.
-
-        From now on each is a view of its part.
-        """
+        """Concatenate these weights, or their copies; each becomes a view of its part."""
         weights = self.copies or self.params
         whole = torch.cat([weights[name] for name in names])
         weights |= dict(zip(names, whole.chunk(len(names)), strict=True))

@@ -1,4 +1,4 @@
-"""A gradient of low rank as its two factors, and AdamW that multiplies them where they are used."""
+"""Low-rank gradients as two factors, and an AdamW that multiplies them during the update."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anytimecl.fast.layers import heavy
 from anytimecl.fast.triton_adamw import fused_step
 from anytimecl.optimiser import BETAS, EPSILON, AdamW, Gradient, adamw
 
-# torch's own, over many weights at once; without it each takes the plain way.
+# torch's fused kernel over many weights at once; without it, `adamw` for each.
 _FUSED: Callable[..., None] | None = getattr(torch, "_fused_adamw_", None)
 
 
@@ -27,7 +27,7 @@ class LowRank(NamedTuple):
     right: Tensor  # [batch, head, column]; one head for an ordinary weight
 
     def whole(self, into: Tensor | None = None) -> Tensor:
-        """Multiplied out, [head * row, column], `into` a tensor where there is one."""
+        """The full gradient [head * row, column], written `into` a tensor if given."""
         left, right = self.left.permute(1, 2, 0), self.right.transpose(0, 1)
         if into is None:
             return torch.bmm(heavy(left), heavy(right)).flatten(0, 1)
@@ -42,10 +42,7 @@ class LowRank(NamedTuple):
 
 
 class FusedAdamW(AdamW):
-    """AdamW by torch's fused kernel, gradients of low rank among the others.
-
-    `copies` in bfloat16 are made anew when their weight has changed.
-    """
+    """AdamW by torch's fused kernel; takes low-rank gradients, and refreshes bfloat16 `copies`."""
 
     def __init__(
         self, parameters: Mapping[str, Tensor], weight_decay: float, copies: Mapping[str, Tensor]
@@ -62,7 +59,7 @@ class FusedAdamW(AdamW):
         lr: Tensor,
         count: Tensor,
     ) -> None:
-        """The step alone; its rate, `lr` [], and its number, `count` [], live on the device."""
+        """The same with learning rate `lr` [] and step number `count` [] on the device."""
         plain = []
         for name, gradient in gradients.items():
             state = (parameters[name], *self.moments[name])
@@ -90,7 +87,7 @@ class FusedAdamW(AdamW):
         lr: Tensor,
         count: Tensor,
     ) -> None:
-        """One weight: what is worked out is used while the cache still has it."""
+        """Update one weight while its gradient is still in the CPU cache."""
         whole = gradient.whole(self._buffer(parameter.shape, gradient.left.dtype))
         if whole.dtype != parameter.dtype:
             whole = self._buffer(parameter.shape, parameter.dtype).copy_(whole)
@@ -101,7 +98,7 @@ class FusedAdamW(AdamW):
     def _all(
         self, given: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], lr: Tensor, count: Tensor
     ) -> None:
-        """Gradients, each with its parameter and both moments."""
+        """Update from (gradient, parameter, first moment, second moment) tuples."""
         if _FUSED is None:
             for gradient, parameter, first, second in given:
                 adamw(parameter, gradient, first, second, lr, count, self.weight_decay)
@@ -128,7 +125,7 @@ class FusedAdamW(AdamW):
         )
 
     def _buffer(self, shape: torch.Size, kind: torch.dtype) -> Tensor:
-        """For whoever comes next: the fewer there are, the more of them a cache holds."""
+        """A reused buffer: the fewer there are, the more of them fit the CPU cache."""
         key = (shape.numel(), kind)
         if key not in self._buffers:
             self._buffers[key] = torch.empty(shape.numel(), dtype=kind)

@@ -1,8 +1,8 @@
-"""The attention of a pooling head, forward and backward written out.
+"""The attention of a pooling head, with a hand-written backward pass.
 
-One probe asks every image the same, so there is one query for the whole batch, and the gradients of
-its weight and of the keys' have rank one a head. Keys and values fold into it as in `layers.py`.
-The norm before it never changes: its affine is in the tokens already.
+The learned probe gives one query for the whole batch, so the gradients of the query's and the keys'
+weights have rank one for each head. Keys and values are folded in as in `layers.py`. The norm
+before it is frozen: its affine has been applied to the tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PROBE = "probe"  # [1, width], among the weights of the head
 
 
 def attend(p: Weights, spec: TailSpec, tokens: Tokens) -> Attended:
-    """The way forward, up to the values; `query` and `asked` are of one for all."""
+    """Forward pass, up to the values; `query` and `asked` have a batch of one."""
     w_k, w_v = heads_of(p, spec)
     asked, parts = p[PROBE].to(w_k.dtype), tokens.parts.to(w_k.dtype)
     query = query_of(p, spec, asked)
@@ -31,7 +31,7 @@ def attend(p: Weights, spec: TailSpec, tokens: Tokens) -> Attended:
 def backward(
     p: Weights, spec: TailSpec, tokens: Tokens, was: Attended, d_values: Tensor
 ) -> Returned:
-    """The way back from the gradient of the values, [batch, head, depth]."""
+    """Backward pass, from the gradient of the values, [batch, head, depth]."""
     w_k, w_v = heads_of(p, spec)
     parts, read = was.kept
     d_weights = tokens.of_parts(c.heavy(c.each_head(d_values, w_v) @ parts.mT))

@@ -1,4 +1,4 @@
-"""On a GPU: the whole step of a stream as one CUDA graph, with nothing to do for the host."""
+"""On a GPU: the whole step of a stream as one CUDA graph."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def repeated(learner: FastLearner, steps: DeviceSteps) -> Callable[[], None]:
-    """`learner.take(steps)`, captured; in halves, where the step is written out."""
+    """`learner.take(steps)` as a CUDA graph; in two halves, if hand-written."""
     one = _in_halves(learner, steps) if learner.written_out else partial(learner.take, steps)
     changing = [*steps.tensors(), *learner.copies.values()]
     kept = [tensor.clone() for tensor in changing]
@@ -33,7 +33,7 @@ def repeated(learner: FastLearner, steps: DeviceSteps) -> Callable[[], None]:
 
 
 def _in_halves(learner: FastLearner, steps: DeviceSteps) -> Callable[[], None]:
-    """The MLP's weights change while the gradients of attention come."""
+    """Update the MLP's weights while the gradients of the attention are computed."""
     beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     params, spec = _laid_out(learner, steps), learner.spec.tail
     rate, count = steps.rate, steps.count
@@ -67,9 +67,9 @@ def _in_halves(learner: FastLearner, steps: DeviceSteps) -> Callable[[], None]:
 
 
 def _laid_out(learner: FastLearner, steps: DeviceSteps) -> Params:
-    """The weights; for a compiler, those of the attention in one piece.
+    """The weights; if compiled, with those of the attention concatenated.
 
-    Kernel by kernel that form would take more of them, not fewer.
+    Uncompiled, that form would need more kernels, not fewer.
     """
     seen = steps.batch().tokens if steps.compiled else None
     if not isinstance(seen, TailInput) or seen.tokens.coefficients is None:
@@ -81,7 +81,7 @@ def _laid_out(learner: FastLearner, steps: DeviceSteps) -> Params:
 
 @contextmanager
 def _tensor_cores() -> Iterator[None]:
-    """Products in TF32, whose ten bits are as many as the tokens are stored with."""
+    """Products in TF32, whose mantissa is as long as that of the stored fp16 tokens."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -92,7 +92,7 @@ def _tensor_cores() -> Iterator[None]:
 
 @contextmanager
 def _one_of_many() -> Iterator[None]:
-    """Every stream has sizes of its own, and a compiler gives up on what it met in too many."""
+    """Raise the compiler's recompilation limits: every stream has other sizes."""
     try:
         from torch import _dynamo  # takes a second to import
     except ImportError:  # it is private, and may move: then some streams are compiled in vain

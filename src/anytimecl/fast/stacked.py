@@ -1,8 +1,8 @@
-"""Over parts, with the weights of query, key and value one behind the other.
+"""Attention over low-rank tokens with concatenated weights of query, key and value.
 
-One product gives all three for every part, though a query is needed of one alone: on a GPU that
-costs less than to start a second kernel. What follows is small; it is written as sums of products,
-of which a compiler makes few kernels.
+One product computes all three for every part, though only one query is needed: on a GPU that costs
+less than a second kernel. The rest is small, and written as sums of products, which a compiler
+fuses into few kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STACKED = "self_attn.qkv.weight"  # [3 * width, width]
 
 
 def attend(p: Weights, spec: TailSpec, tokens: Tokens) -> Attended:
-    """The way forward."""
+    """Forward pass."""
     affine = c.with_affine(tokens, p["layer_norm1.weight"], p["layer_norm1.bias"])
     made = c.across(affine, p[STACKED])  # [batch, part, 3 * width]
     shape = (*made.shape[:2], 3, spec.heads, -1)
@@ -35,7 +35,7 @@ def attend(p: Weights, spec: TailSpec, tokens: Tokens) -> Attended:
 def backward(
     p: Weights, spec: TailSpec, tokens: Tokens, was: Attended, d_values: Tensor
 ) -> Returned:
-    """The way back."""
+    """Backward pass."""
     affine, keys, values, shares = was.kept
     d_scores = c.softmax_gradient(was.weights, _of_parts(tokens, _dot(d_values, values)))
     d_shares = _to_parts(tokens, d_scores)
@@ -63,7 +63,7 @@ def _mix(shares: Tensor, of_parts: Tensor) -> Tensor:
     """[batch, head, part] of [batch, part, head, depth]: [batch, head, depth]."""
     shares = shares.mT.unsqueeze(3)
     total = shares[:, 0] * of_parts[:, 0]
-    for part in range(1, of_parts.shape[1]):  # a sum of this many is no reduction, but one kernel
+    for part in range(1, of_parts.shape[1]):  # fuses into one kernel, unlike a reduction
         total = total + shares[:, part] * of_parts[:, part]
     return total
 

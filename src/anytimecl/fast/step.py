@@ -1,10 +1,9 @@
-"""Forward and backward of one step, written out, with every large gradient left as two factors.
+"""Hand-written forward and backward pass of one step, with gradients of weights as two factors.
 
-A batch of 32 gives a weight a gradient of rank 32 at most: a product of two matrices, 32 rows each.
-Autograd multiplies it out, to be written to memory and read back by the optimiser; here it is
-left as it is, and whoever updates the weight multiplies where it stands. The functions are plain
-enough for a compiler to fuse. They say the same as `tail.embed` under `loss.anytime_loss`, and the
-tests hold them to that.
+With a batch of 32 a weight's gradient has rank 32 at most: a product of two matrices of 32 rows.
+Autograd computes the product, writes it to memory and has the optimiser read it back; here the
+update of the weight multiplies the factors. The functions are plain enough for a compiler to fuse.
+The tests compare them with autograd through `tail.embed` and `loss.anytime_loss`.
 """
 
 from __future__ import annotations
@@ -24,34 +23,34 @@ from anytimecl.tail import Params, TailInput, Tokens
 
 
 class StepOutput(NamedTuple):
-    """What a batch teaches."""
+    """Logits, embeddings and gradients of a batch."""
 
     logits: Tensor  # [batch, label], from before the update
     matrices: dict[str, LowRank]
     vectors: dict[str, Tensor]  # gradients of everything else, "other" among them
-    images: Tensor  # [batch, dim], unit vectors, as the tuned model sees them
+    images: Tensor  # [batch, dim], unit, of the tuned model
 
 
 class StepInput(NamedTuple):
-    """A batch of examples and how the loss judges it."""
+    """A batch of examples, and the parameters of its loss."""
 
     seen: TailInput
     target: Tensor  # [batch]
     labels: Tensor  # [label, dim], unit
     mask: Tensor  # [label] or [batch, label]; 0, or -inf where a label is no candidate
     weight: Tensor  # [batch], sum 1
-    scale: float  # of the cosines in answers
-    loss_scale: float  # of the cosines in the loss
+    scale: float  # logit scale of the model
+    loss_scale: float  # logit scale in the loss
     beta: float
 
 
 def supports(spec: TailSpec) -> bool:
-    """Whether a tail is of the kind that is written out here."""
+    """Whether this tail has a hand-written step."""
     return spec.mlp == "plain" and (spec.blocks, spec.pool) in ((1, "cls"), (0, "map"))
 
 
 def written_out_step(params: Params, other: Tensor, spec: TailSpec, asked: StepInput) -> StepOutput:
-    """Forward and backward of one block for the class token alone, or of a pooling head."""
+    """Forward and backward pass of one block's class token, or of a pooling head."""
     logits, late, half = _late(params, other, spec, asked)
     early = _early(params, spec, asked.seen, half)
     both = Gradients(late.matrices | early.matrices, late.vectors | early.vectors)
@@ -60,31 +59,31 @@ def written_out_step(params: Params, other: Tensor, spec: TailSpec, asked: StepI
 
 
 class Gradients(NamedTuple):
-    """Of a part of the block."""
+    """Gradients of a part of the block."""
 
     matrices: dict[str, LowRank]
     vectors: dict[str, Tensor]
 
 
 class Half(NamedTuple):
-    """What the first half of the way leaves to the second."""
+    """What the second half of the backward pass needs of the first."""
 
     attended: Attended
     out: Tensor  # [batch, width], of the attention, before the layer scale
-    d_x1: Tensor  # [batch, width], the gradient of the residual after it
-    images: Tensor  # [batch, dim], unit vectors, as the tuned model sees them
+    d_x1: Tensor  # [batch, width], gradient of the residual stream after it
+    images: Tensor  # [batch, dim], unit, of the tuned model
 
 
 def late_step(
     params: Params, other: Tensor, spec: TailSpec, asked: StepInput
 ) -> tuple[Tensor, Gradients, Half]:
-    """All the way forward, and back as far as the attention's output."""
+    """Forward pass, and backward pass as far as the attention's output."""
     logits, found, half = _late(params, other, spec, asked)
     return logits, _full_names(spec, found), half
 
 
 def early_step(params: Params, spec: TailSpec, seen: TailInput, half: Half) -> Gradients:
-    """The rest of the way back, through the attention."""
+    """The rest of the backward pass, through the attention."""
     return _full_names(spec, _early(params, spec, seen, half))
 
 

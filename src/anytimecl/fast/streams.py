@@ -1,4 +1,4 @@
-"""On a GPU: encoding and predictions beside the learning, each in a CUDA stream of its own."""
+"""On a GPU: encoding, prediction and learning in a CUDA stream each."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class _Kept(NamedTuple):
 
 
 class CudaStreams(Streams):
-    """Streams of its own for encoding and predicting, if the device has streams.
+    """CUDA streams for encoding and prediction; does nothing on a CPU.
 
-    What a GPU is asked to do waits in a stream, long after a lock was released. So for predictions
-    the weights are copied in the learner's stream, between two updates, and read in that of the
-    predictions, for which no update waits. On a CPU it changes nothing.
+    Kernels run long after the lock that guarded their launch was released. So predictions read a
+    copy of the weights, made in the learner's stream between two updates, and updates need not wait
+    for them.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,13 +37,13 @@ class CudaStreams(Streams):
         self._encoder = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._predictor = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._learners = torch.cuda.current_stream(device)
-        # What was made before, the model among it, is there for whoever comes.
+        # Whatever was launched before, such as loading the model, is complete for the encoder.
         self._encoder.wait_stream(self._learners)
         self.encoding, self.predicting = self._encoding, self._predicting
 
     @contextmanager
     def _encoding(self) -> Iterator[None]:
-        """What is done here waits for nobody; whoever goes on after it waits for it."""
+        """Run in the encoder's stream, which waits for no other; afterwards the usual one waits."""
         usual = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(self._encoder):
             yield
@@ -56,9 +56,9 @@ class CudaStreams(Streams):
             yield
 
     def still(self, learner: Learner, turn: int) -> Learner:
-        """As it is at this turn of its lock, which the caller holds.
+        """A snapshot of the learner at this turn of its lock, which the caller holds.
 
-        Whoever is not `predicting` is in the learner's stream, and gets the learner itself.
+        Outside `predicting`, in the learner's stream, this is the learner itself.
         """
         if self.device.type != "cuda" or torch.cuda.current_stream(self.device) != self._predictor:
             return learner
@@ -68,7 +68,7 @@ class CudaStreams(Streams):
             return self._kept.still
 
     def clear(self) -> None:
-        """Nothing of what was learned may stay."""
+        """Drop the snapshot."""
         self._kept = None
 
     def _copy(self, learner: Learner) -> Learner:
@@ -76,12 +76,12 @@ class CudaStreams(Streams):
             still = standing_still(learner)
         self._predictor.wait_stream(self._learners)
         for tensor in (*still.trainable().values(), still.shifts):
-            tensor.record_stream(self._predictor)  # it may be read there when nobody here knows it
+            tensor.record_stream(self._predictor)  # may be read there without a reference
         return still
 
 
 def standing_still(learner: Learner) -> Learner:
-    """As it is now, to answer from while this one goes on learning."""
+    """A snapshot for prediction, with its own copy of the trainable tensors."""
     found, mine = copy.copy(learner), learner.trainable()
     found.params = {n: p.clone() if n in mine else p for n, p in learner.params.items()}
     found.other, found.shifts = learner.other.clone(), learner.shifts.clone()

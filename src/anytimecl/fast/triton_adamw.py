@@ -1,7 +1,7 @@
-"""On a GPU: a gradient of low rank is multiplied out and used in one go, tile by tile.
+"""On a GPU: AdamW with a low-rank gradient in one kernel, tile by tile.
 
-The gradient itself never reaches memory. What is left is to read and write the weight and its two
-moments once, which is the least that an Adam step can do.
+The gradient never reaches memory. The weight and its two moments are read and written once, the
+minimum for an Adam step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from anytimecl.fast.low_rank import LowRank
 
-# Of a tile. Nothing in this repository compares shapes; benchmarks.gpu times the step they are for.
+# Tile shape. Not tuned by anything in this repository; benchmarks.gpu times the step.
 _ROWS, _COLUMNS, _WARPS = 16, 64, 2
 
 

@@ -1,7 +1,7 @@
-"""Anything a person has (path, bytes, file, array, folder, zip, row) to a checked RGB image.
+"""Reading of images: from a path, bytes, file, array, dataset row, folder or zip to checked RGB.
 
-`load_image` reads one, `iter_images` goes through a folder or zip. Whatever is wrong with an image
-becomes one `ImageError` that names it.
+`load_image` reads one, `iter_images` lists a folder or zip. Every failure is an `ImageError` that
+names the image.
 """
 
 from anytimecl.images._bytes import MAX_BYTES

@@ -1,7 +1,7 @@
-"""How many parts a file is made of, counted no further than allowed.
+"""Limits on the number of chunks, segments or blocks of a file.
 
-Pillow's readers take microseconds for each chunk, segment or block, and join some of them one by
-one: a file of a few megabytes that is nothing but empty parts costs half a minute.
+Pillow's readers take microseconds for each, and concatenate some one by one: a file of a few
+megabytes of empty parts takes half a minute.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bytes of an image file, never more of them than an image may have."""
+"""Bounded reading of image files."""
 
 from __future__ import annotations
 

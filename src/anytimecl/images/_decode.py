@@ -1,7 +1,7 @@
-"""Bytes to pixels, by a short list of readers that run inside the process.
+"""Decoding of image files by an allow-list of in-process readers.
 
-Files come from strangers: the format is chosen by signature, and the size is checked before a pixel
-is decoded.
+Files are untrusted: the format is chosen by signature, and the size is checked before any pixel is
+decoded.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _DEEPEST = 2  # a pixel of a TIFF's strip, which is unpacked as a whole: eight b
 
 
 class Cost(NamedTuple):
-    """What an image would cost, from its head alone."""
+    """Cost of decoding an image, from its header."""
 
     width: int
     height: int
@@ -77,7 +77,7 @@ class Cost(NamedTuple):
 
 
 def decode(data: bytes, max_pixels: int, at_least: int | None = None) -> Image.Image:
-    """The image, possibly smaller where `at_least` pixels on each side are enough."""
+    """Decode an image; with `at_least`, possibly reduced, with that many pixels on each side."""
     image = _open(data, max_pixels)
     _draft(image, at_least)
     image.load()
@@ -85,7 +85,7 @@ def decode(data: bytes, max_pixels: int, at_least: int | None = None) -> Image.I
 
 
 def cost(data: bytes, max_pixels: int, at_least: int | None = None) -> Cost:
-    """What `decode` will cost, or the refusal that it would end with for the same head."""
+    """Cost of `decode`; raises the same refusal, as far as it follows from the header."""
     reader = _reader(data)
     if reader is WebPImageFile:  # it sets the canvas aside as soon as it is opened
         width, height = webp_canvas(data)
@@ -106,7 +106,7 @@ def cost(data: bytes, max_pixels: int, at_least: int | None = None) -> Cost:
 
 
 def _held(image: ImageFile) -> int:
-    """Pixels of four bytes for one of the file."""
+    """Peak memory per pixel of the file, in pixels of four bytes."""
     if isinstance(image, Jpeg2KImageFile):  # four bytes for each component
         return 2 + len(image.getbands())
     deep = 2 if image.mode.startswith("I;16") else _GREY.get(image.mode, 1)
@@ -126,7 +126,7 @@ def _reader(data: bytes) -> type[ImageFile]:
 
 
 def _open(data: bytes, max_pixels: int) -> ImageFile:
-    """An image of which the head is read and checked, and no pixel decoded."""
+    """Open an image and check its header, without decoding."""
     reader = _reader(data)
     if reader is WebPImageFile:
         check_size(webp_canvas(data), max_pixels)
@@ -144,7 +144,7 @@ _PARTS = {PngImageFile: check_png, JpegImageFile: check_jpeg, GifImageFile: chec
 
 
 def _draft(image: ImageFile, at_least: int | None) -> None:
-    """A JPEG can be decoded at a half, a quarter or an eighth, for that much less time and RAM."""
+    """Let a JPEG be decoded at a half, a quarter or an eighth, saving time and RAM."""
     if at_least is not None and isinstance(image, JpegImageFile):
         image.draft(image.mode, (at_least, at_least))
 

@@ -1,14 +1,14 @@
-"""What is wrong with an image, in words."""
+"""Error messages about images."""
 
 from __future__ import annotations
 
 
 class Refusal(Exception):
-    """Why an image is refused and what to do about it; the image is named further out."""
+    """Why an image is refused, with advice; callers add its name."""
 
 
 def reason(error: Exception) -> str:
-    """What is wrong and what to do, in one line."""
+    """The message of an error, in one line."""
     if isinstance(error, Refusal):
         return str(error)
     if isinstance(error, FileNotFoundError):

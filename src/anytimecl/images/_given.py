@@ -1,4 +1,4 @@
-"""One image or many, whatever they come as."""
+"""Arguments with one image or many."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anytimecl.images._load import ImageSource, load_image
 
 
 def images_given(images: Any) -> tuple[list[ImageSource], bool]:
-    """What was given, as a list, and whether it was many.
+    """The given images as a list, and whether many were given.
 
     Many are a list, tuple, generator or other iterable of images, an array of paths, or an array or
     tensor [image, height, width, channel].
@@ -41,7 +41,7 @@ def images_given(images: Any) -> tuple[list[ImageSource], bool]:
 def load_given(
     images: Any, *, keep_errors: bool = False
 ) -> tuple[list[PIL.Image.Image | ImageError], bool]:
-    """`images_given`, loaded; with `keep_errors`, one of many may be what is wrong with it."""
+    """`images_given`, loaded; with `keep_errors`, errors of many take the places of images."""
     given, many = images_given(images)
     loaded: list[PIL.Image.Image | ImageError] = []
     for image in given:

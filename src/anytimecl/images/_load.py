@@ -1,4 +1,4 @@
-"""One image, whatever it comes as."""
+"""Loading of one image from any supported source."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def load_image(
     transparent is laid on white; 16-bit and float greyscale is scaled. The result
     shares no memory with `source`.
 
-    With `at_least`, the result may be smaller than the image by a whole factor, with that many
-    pixels left on each side: what will be scaled down anyway needs less time and RAM so.
+    With `at_least`, the result may be reduced by an integer factor to no fewer than that many
+    pixels on each side, which saves time and RAM if it is scaled down anyway.
 
     >>> load_image(np.full((2, 3), 7, dtype=np.uint8)).getpixel((0, 0))
     (7, 7, 7)
@@ -60,7 +60,7 @@ def load_image(
 def image_cost(
     data: bytes, *, max_pixels: int = DEFAULT_MAX_PIXELS, at_least: int | None = None
 ) -> Cost:
-    """What `load_image` would hold in RAM for the bytes of a file, from their head alone.
+    """RAM that `load_image` needs for the bytes of a file, from the header.
 
     >>> import io
     >>> file = io.BytesIO()
@@ -74,7 +74,7 @@ def image_cost(
 
 
 def _unwrap(row: Mapping[str, Any]) -> tuple[Any, str | None]:
-    """The image inside a dataset row or value, and its path where that is given beside it."""
+    """The image in a dataset row or value, and its path, if given."""
     value: Any = row
     path = None
     for _ in range(2):  # a row, then its value; no further, in case a mapping holds itself
@@ -111,7 +111,7 @@ def _open(source: Any, max_pixels: int, at_least: int | None) -> Image.Image:
 
 @contextmanager
 def errors_named(name: str, what: str = "image") -> Iterator[None]:
-    """Whatever is wrong with an image becomes one `ImageError` that names it."""
+    """Translate every exception to an `ImageError` that names the image."""
     try:
         with _pillow_quiet():
             yield
@@ -123,10 +123,10 @@ def errors_named(name: str, what: str = "image") -> Iterator[None]:
 
 @contextmanager
 def _pillow_quiet() -> Iterator[None]:
-    """Silence what Pillow says about odd metadata, in a way that threads may do at once.
+    """Suppress Pillow's warnings about metadata, thread-safely.
 
-    `catch_warnings` puts back a snapshot and so undoes what another thread did meanwhile. Adding
-    one entry to the list and taking it out of the same list again cannot.
+    `catch_warnings` restores a snapshot, which would undo changes by other threads. Adding an entry
+    to the list and removing it does not.
     """
     filters = cast("list[Any]", warnings.filters)
     filters.insert(0, _PILLOW_NOISE)
@@ -138,7 +138,7 @@ def _pillow_quiet() -> Iterator[None]:
 
 
 def describe(source: Any) -> str:
-    """What to call an image in an error."""
+    """Name of an image for errors."""
     if isinstance(source, str | os.PathLike):
         return repr(os.fspath(source))  # repr: a name may hold line breaks
     if isinstance(source, bytes | bytearray | memoryview):

@@ -1,4 +1,4 @@
-"""Pixels of any kind to upright 8-bit RGB."""
+"""Conversion of any image mode to upright 8-bit RGB."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from PIL import Image
 
 from anytimecl.images._errors import Refusal
 
-# EXIF orientation -> what undoes it. Not ImageOps.exif_transpose: it writes all other tags anew,
-# and where one of them cannot be written, the image would be left lying.
+# EXIF orientation -> its inverse. Not ImageOps.exif_transpose: it rewrites all other tags, and
+# fails if one of them cannot be written.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -28,7 +28,7 @@ _STRIP = 2**20  # pixels that are converted at a time
 
 
 def check_size(size: tuple[int, int], max_pixels: int) -> None:
-    """A refusal of what is empty, too large or a thin strip."""
+    """Refuse images that are empty, too large or too thin."""
     width, height = size
     found = f"its size is {width}x{height}"
     if width <= 0 or height <= 0:
@@ -55,7 +55,7 @@ def from_array(array: NDArray[Any], max_pixels: int) -> Image.Image:
 
 
 def to_rgb(image: Image.Image, at_least: int | None = None) -> Image.Image:
-    """Upright RGB; smaller by a whole factor where `at_least` pixels on each side are enough."""
+    """Upright RGB; with `at_least`, reduced by an integer factor to at least that many pixels."""
     turn = None
     with suppress(Exception):  # EXIF that cannot be read costs the turn, not the image
         turn = _UPRIGHT.get(image.getexif().get(0x0112, 1))
@@ -65,12 +65,12 @@ def to_rgb(image: Image.Image, at_least: int | None = None) -> Image.Image:
     rgb = _flat(image) if factor == 1 else _flat_reduced(image, factor)
     if turn is not None:
         rgb = rgb.transpose(turn)
-    rgb.info = {}  # the orientation has been applied: nobody shall apply it twice
+    rgb.info = {}  # the orientation has been applied, and must not be applied again
     return rgb
 
 
 def _flat(image: Image.Image) -> Image.Image:
-    """RGB, with what is transparent laid on white."""
+    """RGB, composited on white."""
     if image.mode in ("La", "RGBa"):  # alpha already multiplied in
         image = image.convert("LA" if image.mode == "La" else "RGBA")
     if image.has_transparency_data:
@@ -82,7 +82,7 @@ def _flat(image: Image.Image) -> Image.Image:
 
 
 def _flat_reduced(image: Image.Image, factor: int) -> Image.Image:
-    """`_flat`, then means of squares of `factor` pixels; a strip at a time, never a second copy."""
+    """`_flat`, then box-reduced by `factor`; a strip at a time, without a second copy."""
     width, height = image.size
     small = Image.new("RGB", (-(-width // factor), -(-height // factor)))
     rows = max(1, _STRIP // width // factor) * factor
@@ -93,10 +93,10 @@ def _flat_reduced(image: Image.Image, factor: int) -> Image.Image:
 
 
 def _grey8(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Greyscale of any depth as 8 bits; `values` is [height, width].
+    """Greyscale [height, width] of any depth as 8 bits.
 
-    Integers count as 16-bit, floats as 0..1 or else as 0..255, where all of them fit; what fits
-    nowhere is stretched from its own minimum to its own maximum. Infinities and NaN count as 0.
+    Integers are 16-bit, floats 0..1 or else 0..255, if all values are in that range; otherwise
+    values are stretched from minimum to maximum. Infinities and NaN become 0.
     """
     values = np.nan_to_num(values, nan=0, posinf=0, neginf=0)
     low, high = float(values.min()), float(values.max())

@@ -1,4 +1,4 @@
-"""Every image below a folder or inside a zip."""
+"""Listing of the images in a folder or zip."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ImageRef:
     member: str | None = None  # the entry as the zip spells it; None in a folder
 
     def read(self) -> bytes:
-        """The file as it is."""
+        """The bytes of the file."""
         with errors_named(describe(self.root / self.name)):
             return self._bytes()
 
@@ -60,7 +60,7 @@ class ImageRef:
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file's name ends as that of an image does.
+    """Whether a file name has the suffix of an image.
 
     >>> is_image_name("train/cat/1.PNG"), is_image_name("notes.txt")
     (True, False)
@@ -71,7 +71,7 @@ def is_image_name(name: str) -> bool:
 def iter_images(
     folder_or_zip: str | os.PathLike[str], *, passed: Counter[str] | None = None
 ) -> Iterator[ImageRef]:
-    """Every image below a folder or inside a zip, in the order of its path, none of them read yet.
+    """References to every image in a folder or zip, recursively, ordered by path.
 
     Layouts: `<file>`, `<class>/<file>`, `<split>/<class>/<file>`; deeper, the folder that holds the
     file is the label. Hidden files and files without an image suffix are passed over; `passed`
@@ -96,7 +96,7 @@ def iter_images(
 
 
 def load_many(refs: Iterable[ImageRef]) -> Iterator[tuple[ImageRef, Image.Image | ImageError]]:
-    """Each reference with its image, or with the error to report: one bad file stops nothing.
+    """Load each reference; yields an ImageError for those that cannot be read.
 
     >>> [(ref, image)] = load_many([ImageRef("a.png", label=None, split=None, root=Path("no"))])
     >>> print(image)
@@ -133,7 +133,7 @@ def _walk_folder(root: Path, todo: list[Path], passed: Counter[str]) -> Iterator
                 seen.add(real)
                 todo += sorted(path.iterdir(), reverse=True)
         except OSError:
-            yield _ref(root, parts)  # loading it says why: a folder must not vanish in silence
+            yield _ref(root, parts)  # loading it raises the reason
 
 
 def _no_image(suffix: str) -> str:

@@ -1,4 +1,4 @@
-"""Members of a zip, read in place."""
+"""Reading of zip members."""
 
 from __future__ import annotations
 

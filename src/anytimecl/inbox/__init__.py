@@ -1,8 +1,7 @@
-"""Assisted labelling: of many images without a label, ask about the one that would teach most.
+"""Assisted labelling by active learning: propose the unlabelled image to label next.
 
-Only the closed-form experts are asked, on one vector an image: that is cheap enough for a hundred
-thousand. Of these two thousand are looked at again for each question, and compared by what an
-answer would tell (`choosing.py`).
+Only closed-form experts are used, on one embedding per image, which is cheap enough for a hundred
+thousand images. Two thousand of them are scored for each query (`choosing.py`).
 """
 
 from __future__ import annotations
@@ -39,22 +38,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Exported", "Inbox", "Item", "Proposal", "export_labels", "knowing"]
 
-FIRST = 64  # images that are looked at before the first question
-AHEAD = 4  # and more with every question, where nobody looks at them in between
-LOOKED = 2048  # images that are compared for each question, others every time
-PROPOSED = 5  # labels with a question
-SURE = 0.95  # probability from which an answer is proposed in bulk
+FIRST = 64  # images encoded before the first query
+AHEAD = 4  # further images encoded with each query
+LOOKED = 2048  # images scored for each query, others every time
+PROPOSED = 5  # labels proposed with a query
+SURE = 0.95  # default probability for `Inbox.sure`
 
 
 class Proposal(NamedTuple):
-    """A label, and how likely it is."""
+    """A label and its probability."""
 
     label: str
     probability: float
 
 
 class Item(NamedTuple):
-    """An image of the inbox, and what it might be, the likeliest first."""
+    """An image of the inbox, with proposed labels, the most probable first."""
 
     number: int
     source: str
@@ -62,7 +61,7 @@ class Item(NamedTuple):
 
 
 class Inbox:
-    """Images to be labelled, beside a classifier that learns from every answer.
+    """A queue of unlabelled images, for a classifier that learns from every answer.
 
     Parameters
     ----------
@@ -71,14 +70,14 @@ class Inbox:
     sources
         A folder or zip, with all the images below it, or any images.
     labels
-        What may be proposed, besides every label that the memory knows.
+        Labels that may be proposed, besides those in the memory.
 
     Notes
     -----
-    Beside a memory on disk the inbox remembers what was answered and skipped, and a vector of each
-    image that was looked at, until it is answered: another one over the same images goes on from
-    there. An image that the memory has under any label is not asked about; one whose example was
-    undone or forgotten is asked about again.
+    With a memory on disk, the inbox stores which images were answered and skipped, and the
+    embeddings of encoded images until they are answered: another inbox over the same images
+    continues from there. Images in the memory, under any label, are not queried; those whose
+    example was undone or forgotten are queried again.
     """
 
     def __init__(
@@ -99,13 +98,13 @@ class Inbox:
         self._ask_again_what_was_taken_back()
         order = list(range(len(self._images)))
         random.Random(clf.settings.seed).shuffle(order)
-        self._order = order  # in which they are looked at
+        self._order = order  # in which they are encoded
         self._turn = 0
         self._working = threading.RLock()
-        self._tokens: tuple[int, Tensor] | None = None  # of the image asked about last
+        self._tokens: tuple[int, Tensor] | None = None  # of the last query
 
     def __len__(self) -> int:
-        """How many images are still to be labelled."""
+        """Number of images still to be labelled."""
         return sum(
             key not in self._state.done and name not in self.failures
             for key, name in zip(self._keys, self._names, strict=True)
@@ -113,13 +112,13 @@ class Inbox:
 
     @property
     def ready(self) -> int:
-        """How many images were looked at, so that they can be chosen among."""
+        """Number of encoded images, which can be queried."""
         return len(self._state.vectors)
 
     def prepare(self, count: int | None = None, progress: Progress | None = None) -> int:
-        """Look at some images more, or at all of them; returns how many are left.
+        """Encode `count` more images, or all; returns how many are left.
 
-        May run in another thread while questions are answered.
+        May run in another thread while images are labelled.
         """
         left = [n for n in self._order if self._unseen(n)]
         wanted = left if count is None else left[:count]
@@ -132,7 +131,7 @@ class Inbox:
         return len(left) - len(wanted)
 
     def next(self) -> Item | None:
-        """The image that would teach most; None when all are answered or skipped."""
+        """The image to label next; None if all are answered or skipped."""
         with self._working:
             while True:
                 self.prepare(max(AHEAD, FIRST - self.ready))
@@ -143,11 +142,11 @@ class Inbox:
                     return None
                 try:
                     return self._item(chosen)
-                except ImageError as error:  # it was there when it was looked at
+                except ImageError as error:  # readable before, not now
                     self.failures[self._names[chosen]] = str(error)
 
     def answer(self, item: Item, label: str) -> Learned:
-        """Teach an image of the inbox."""
+        """Learn an image of the inbox with this label."""
         with self._working:
             image, clf = self._images[item.number], self.clf
             key = _key(image, label)
@@ -167,12 +166,12 @@ class Inbox:
             return learned
 
     def skip(self, item: Item) -> None:
-        """Do not ask about it again."""
+        """Do not query this image again."""
         with self._working:
             self._state.note(self._keys[item.number], "skip")
 
     def undo(self) -> Item:
-        """Take back the last answer or skip of this inbox; the image may be asked about again."""
+        """Undo the last answer or skip of this inbox; the image may be queried again."""
         with self._working:
             last = self._state.last()
             if last is None:
@@ -184,7 +183,7 @@ class Inbox:
             return self._item(self._keys.index(key))
 
     def sure(self, threshold: float = SURE) -> list[Item]:
-        """Images whose first proposal is sure, the surest first. Nothing is taught by this."""
+        """Images whose first proposal has this probability, highest first; learns nothing."""
         with self._working:
             left = self._open()
             if not left:
@@ -203,7 +202,7 @@ class Inbox:
         return sorted(found, key=lambda item: -item.proposals[0].probability)
 
     def load(self, item: Item) -> Image.Image:
-        """The image itself."""
+        """Load the image."""
         image = self._images[item.number]
         return image.load() if isinstance(image, ImageRef) else load_image(image)
 
@@ -218,7 +217,7 @@ class Inbox:
         self.clf.undo()
 
     def _ask_again_what_was_taken_back(self) -> None:
-        """What was answered here, and undone or forgotten elsewhere, has no label any more."""
+        """Reopen images whose example was undone or forgotten outside the inbox."""
         answered = {key: example for key, example in self._state.done.items() if example}
         stored = {example for example, _ in self.clf.memory.ids()} if answered else set()
         for key, example in answered.items():
@@ -232,7 +231,7 @@ class Inbox:
         )
 
     def _open(self) -> list[int]:
-        """Looked at, neither answered nor skipped, and to be read when it was last."""
+        """Images that are encoded, readable, and neither answered nor skipped."""
         vectors, names = self._state.vectors, self._names
         there = (number for number in self._order if self._keys[number] in vectors)
         return [number for number in there if names[number] not in self.failures]
@@ -270,7 +269,7 @@ class Inbox:
         return torch.from_numpy(np.stack([vectors[self._keys[n]] for n in numbers])).float()
 
     def _item(self, number: int) -> Item:
-        """With what all experts together propose."""
+        """An item with the proposals of the whole model."""
         clf = self.clf
         image = self._images[number]
         given = image.load() if isinstance(image, ImageRef) else image
@@ -298,10 +297,7 @@ def _name(image: Any, number: int) -> str:
 
 
 def _known_by(image: Any, name: str) -> str:
-    """As the state calls it: another file in its place, or one that was written anew, is another.
-
-    Of a zip, the file is the zip.
-    """
+    """Digest of name, size and time of modification (of the zip, for its members)."""
     written = (0, 0)
     if isinstance(image, ImageRef):
         file = image.root if image.member is not None else image.root / image.name
@@ -312,7 +308,7 @@ def _known_by(image: Any, name: str) -> str:
 
 
 def _key(image: Any, label: str) -> str | None:
-    """As `anytimecl learn` has it, so that it passes over what was labelled here."""
+    """The key that `anytimecl learn` uses, so that it skips images labelled here."""
     if not isinstance(image, ImageRef):
         return None
     content = hashlib.sha256(image.read()).digest()

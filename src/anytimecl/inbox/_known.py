@@ -1,4 +1,4 @@
-"""What the closed-form experts of a classifier say of images nobody has labelled yet."""
+"""Scores of a classifier's closed-form experts for unlabelled images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Known(NamedTuple):
-    """The closed-form experts, and the labels that they are asked about."""
+    """The closed-form experts, and the candidate labels."""
 
     model: Model
     names: list[str]
@@ -38,7 +38,7 @@ class Known(NamedTuple):
 
 @contextmanager
 def knowing(clf: AnytimeClassifier, wanted: Sequence[str] = ()) -> Iterator[Known]:
-    """What is known now, which does not change meanwhile; of every label taught, and of these."""
+    """Experts that do not change within the block, over the seen labels and `wanted`."""
     labels = clf.labels
     names = [*labels, *(label for label in wanted if label not in set(labels))]
     text = torch.empty(0, clf.backbone.spec.dim)

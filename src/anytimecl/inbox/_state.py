@@ -1,8 +1,8 @@
-"""What became of the images of an inbox: answered, skipped, looked at; on disk beside a memory.
+"""State of an inbox, stored in the memory's folder: images answered, skipped and encoded.
 
-Images are known by a digest of where they lie and when they were written: no name is kept here, so
-that none is left behind when an example is forgotten, and another file of the same name is another
-image. A vector is overwritten as soon as it is answered what its image shows.
+Images are identified by a digest of name, size and time of modification: no name is stored, so
+forgetting an example leaves none, and another file of the same name is another image. An embedding
+is overwritten as soon as its image is answered.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from anytimecl.backbone.spec import Spec
 from anytimecl.files import replacing
 
 FOLDER = "inbox"  # in that of the memory
-KNOWN = "known"  # was in the memory before it was asked about: no act of the inbox
-VERSION = 2  # 1 had names, and kept the vectors of what was answered
+KNOWN = "known"  # was in the memory before: not labelled in the inbox
+VERSION = 2  # 1 had names, and kept the embeddings of answered images
 
 Vector = np.ndarray[Any, np.dtype[np.float16]]
 
 
 class State:
-    """Acts and vectors, each written down before it counts.
+    """Answers, skips and embeddings; each is written to disk before it takes effect.
 
     Parameters
     ----------
     memory
-        The file of the memory, if it has one.
+        File of the memory, None in RAM.
     over
-        What the inbox is over: one that is over the same goes on from there.
+        The images' folder or names: an inbox over the same ones continues.
     keys
-        Of its images: name -> what it is known by here.
+        Name -> digest of each image.
     """
 
     def __init__(self, memory: Path | None, over: Any, keys: Mapping[str, str], spec: Spec) -> None:
         self.vectors: dict[str, Vector] = {}
         self.done: dict[str, int | None] = {}  # key -> the example it became; None: skipped
         self._acts: list[tuple[str, int | None]] = []
-        self._rows: dict[str, int] = {}  # key -> where its vector is
+        self._rows: dict[str, int] = {}  # key -> row of its embedding
         self._file: Path | None = None
         if memory is None:
             return
@@ -77,10 +77,10 @@ class State:
             try:
                 yield json.loads(line)
             except ValueError:
-                continue  # cut short by a kill: it was never acknowledged
+                continue  # interrupted by a kill, and never acknowledged
 
     def _converted(self, lines: list[dict[str, Any]], keys: Mapping[str, str]) -> Any:
-        """Lines of version 1, of images that are still there."""
+        """Convert lines of version 1, for images that still exist."""
         assert self._file is not None
         found: list[dict[str, Any]] = [{"version": VERSION}]
         for told in lines:
@@ -91,7 +91,7 @@ class State:
         return found
 
     def add(self, key: str, vector: Vector) -> None:
-        """An image was looked at."""
+        """Store the embedding of an image."""
         if self._file is not None:
             with self._vector_file.open("ab") as raw:
                 row = raw.tell() // vector.nbytes
@@ -101,12 +101,12 @@ class State:
         self.vectors[key] = vector
 
     def note(self, key: str, did: str, example: int | None = None) -> None:
-        """It was answered, skipped or known, or that was taken back."""
+        """Store that an image was answered, skipped or known, or that this was undone."""
         self._write({"key": key, "did": did, "example": example})
         self._apply(key, did, example)
 
     def last(self) -> tuple[str, int | None] | None:
-        """The last that was answered or skipped."""
+        """The last image that was answered or skipped."""
         return self._acts[-1] if self._acts else None
 
     def _apply(self, key: str, did: str, example: int | None) -> None:

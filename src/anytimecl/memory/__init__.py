@@ -1,6 +1,6 @@
 """The durable example store: records made by a codec, each with a label, in one SQLite file.
 
-A memory is the journal too. What happened since a checkpoint, in which order, is in `events`.
+It includes the journal, the ordered list of events that recovery replays.
 """
 
 from __future__ import annotations
@@ -36,5 +36,5 @@ __all__ = [
     "verify",
 ]
 
-# Each is opened with a folder or None, the meta of a new memory or None, and whether to read alone.
+# Called with a folder or None, the metadata of a new memory or None, and whether it is read-only.
 STORES: Registry[Store] = Registry("store", {"sqlite": open_memory, "ram": open_in_ram}, context=3)

@@ -1,6 +1,6 @@
-"""What may be known of an example besides its record: content, source and a small picture.
+"""Optional attributes of examples: digest, source and thumbnail.
 
-Each has a checksum, unless it is older than those. What is damaged is as good as not known.
+Each has a checksum, except in rows of old versions. A damaged value counts as missing.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _WORDS = {"content": "digest of the image", "source": "source", "thumbnail": "th
 
 
 class About:
-    """By example, inside whatever transaction is open."""
+    """Attributes by example, within the caller's transaction."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 
     def add(self, example: int, row: Row) -> None:
-        """All that came with a new example."""
+        """Store the attributes of a new example."""
         if row.content is not None:
             self._set("content", example, row.content)
         if row.source is not None:
@@ -33,12 +33,12 @@ class About:
             self._set("thumbnail", example, row.thumbnail)
 
     def drop(self, example: int) -> None:
-        """The example is gone."""
+        """Delete an example's attributes."""
         for table in (*_KNOWN, "withdrawn"):
             self._db.execute(f"DELETE FROM {table} WHERE example = ?", (example,))
 
     def row(self, example: int, row: Row) -> Row:
-        """The row with what is known besides."""
+        """The row with its attributes."""
         return row._replace(
             content=self.digest(example),
             source=self.source(example),
@@ -46,26 +46,26 @@ class About:
         )
 
     def digest(self, example: int) -> int | None:
-        """Of the image's tokens."""
+        """Digest of the image's tokens."""
         found = self._get("content", example)
         return None if found is None else int(found)
 
     def source(self, example: int) -> str | None:
-        """What the image was called where it came from."""
+        """Name of the image where it comes from."""
         found = self._get("source", example)
         return None if found is None else str(found)
 
     def set_source(self, example: int, name: str) -> None:
-        """From now on it is called so. A name may be of any bytes, and text is stored."""
+        """Store a name; bytes that are not UTF-8 are replaced."""
         self._set("source", example, as_bytes(name).decode("utf-8", "replace"))
 
     def thumbnail(self, example: int) -> bytes | None:
-        """A small picture, as a file."""
+        """Thumbnail, as a WebP file."""
         found = self._get("thumbnail", example)
         return None if found is None else bytes(found)
 
     def damaged(self) -> Iterator[str]:
-        """What does not fit its checksum, in words."""
+        """Messages about damaged values."""
         for table, column in _KNOWN.items():
             for example, value, crc in self._db.execute(
                 f"SELECT example, {column}, crc FROM {table}"
@@ -93,7 +93,7 @@ def _checksum(example: int, value: Any) -> int:
 
 
 def sound(example: int, value: Any, crc: int | None) -> bool:
-    """Whether a value of an example fits its checksum, if it has one."""
+    """Whether a value matches its checksum, if it has one."""
     return crc is None or crc == _checksum(example, value)
 
 

@@ -1,11 +1,11 @@
-"""Corrections: each one is an entry of the journal, and says enough to be repeated and undone.
+"""Corrections of labels: journal entries with enough data to be replayed and undone.
 
     relabel, merge   {"examples": [id, ...], "before": label or labels, "label": label}
     rename           {"before": label, "label": label}
-    withdraw         {"example": id, "label": label}, what was taught is taken back
+    withdraw         {"example": id, "label": label}, a learned example is undone
 
-An entry that takes back another has its number besides, as `undoes`. All functions but `purge`
-work inside a transaction.
+An entry that undoes another also has its number, `undoes`. Functions except `purge` expect an open
+transaction.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 LEARN, RELABEL, MERGE, RENAME, WITHDRAW = "learn", "relabel", "merge", "rename", "withdraw"
 KINDS = (RELABEL, MERGE, RENAME, WITHDRAW)
 _FINAL = {"forget": "forgetting", "import": "an import", "rescue": "a rescue"}
-_PAGE = 64  # entries that are looked through at once
+_PAGE = 64  # entries read at once
 
 
 class Act(NamedTuple):
-    """An entry about labels: which examples had which label before, and have which now."""
+    """A correction: examples, their labels before, and their label now."""
 
     number: int
     kind: str
     examples: tuple[int, ...]
-    before: tuple[str, ...]  # [example]; of a renamed label, that label
-    label: str | None  # None: no label any more
-    keys: tuple[str | None, ...] | None = None  # that they had before, where they changed
+    before: tuple[str, ...]  # [example]; for a rename, the old name
+    label: str | None  # None: the example is removed
+    keys: tuple[str | None, ...] | None = None  # previous keys, if they changed
 
 
 def act_of(event: Event) -> Act | None:
-    """What an entry says; None if that was forgotten, or if it is about something else."""
+    """The correction in an entry; None if it is of another kind, or its content was forgotten."""
     data = event.data
     if event.kind == WITHDRAW and "label" in data:
         return Act(event.number, event.kind, (data["example"],), (data["label"],), None)
@@ -51,7 +51,7 @@ def act_of(event: Event) -> Act | None:
 
 
 class LabelHistory:
-    """What every example was called at any moment since an event.
+    """Labels of every example at any time since an event.
 
     >>> acts = [Act(5, "relabel", (1,), ("llama",), "okapi")]
     >>> history = LabelHistory(acts)
@@ -61,7 +61,7 @@ class LabelHistory:
 
     def __init__(self, acts: Iterable[Act] = ()) -> None:
         self.acts = {act.number: act for act in acts}
-        self._of: dict[int, list[tuple[int, str]]] = {}  # example -> when, and what it was before
+        self._of: dict[int, list[tuple[int, str]]] = {}  # example -> events, and labels before them
         self._renamed: list[Act] = []
         for act in self.acts.values():
             if act.kind == RENAME:
@@ -70,7 +70,7 @@ class LabelHistory:
                 self._of.setdefault(example, []).append((act.number, before))
 
     def label_at(self, example: int, number: int, now: str | None) -> str | None:
-        """Its label just after the event `number`, from its label now; None: it had none."""
+        """An example's label just after event `number`, given its label now; None: it had none."""
         label, until = now, None
         for when, before in self._of.get(example, ()):
             if when > number:
@@ -82,9 +82,9 @@ class LabelHistory:
         return label
 
     def labels_of(self, examples: Collection[int], labels: Collection[str] = ()) -> set[str]:
-        """Every label that an act gave to one of these, or took from it.
+        """Every label that a correction gave to or took from these examples.
 
-        And these labels themselves, each with all that it was called before it was renamed.
+        Includes `labels`, and the former names of all of them.
         """
         gone, found = set(examples), set(labels)
         for act in self.acts.values():
@@ -97,20 +97,20 @@ class LabelHistory:
         return found
 
     def touches(self, examples: Collection[int], labels: Collection[str]) -> bool:
-        """Whether an act is about one of these."""
+        """Whether a correction concerns one of these."""
         about = {text for act in self.acts.values() for text in (act.label, *act.before)}
         return not about.isdisjoint(labels) or not self._of.keys().isdisjoint(examples)
 
 
 def history(store: Store, after: int = 0) -> LabelHistory:
-    """What happened to labels after an event; may be called at any time."""
+    """Corrections after an event; needs no transaction."""
     with store.reading():
         found = [act_of(event) for event in store.journal.of_kinds(KINDS, after)]
     return LabelHistory(act for act in found if act is not None)
 
 
 def ids_at(store: Store, number: int) -> Iterator[tuple[int, str]]:
-    """Every (id, label) as it was just after the event `number`, in order of arrival."""
+    """Every (id, label) as of just after event `number`, in order of arrival."""
     since = history(store, number)
     texts: dict[int, str] = {}
     page = [(0, 0)]
@@ -139,7 +139,7 @@ def move(
     keys: Sequence[str | None] | None = None,
     undoes: int | None = None,
 ) -> int:
-    """Another label, and with `keys` other keys, for these examples; returns the entry's number."""
+    """Relabel examples, with `keys` also change their keys; returns the entry's number."""
     before: list[str] = []
     had: list[str | None] = []
     for at, example in enumerate(examples):
@@ -148,9 +148,9 @@ def move(
         had.append(place.key)
         key = place.key if keys is None else keys[at]
         if key is not None and key != place.key and store.has_key(key) is not None:
-            key = None  # another example has it by now
+            key = None  # another example has it now
         if isinstance(key, RequestKey):
-            store.keys.add(key, example)  # with the label or not at all: a retry must not miss it
+            store.keys.add(key, example)  # in the same transaction, so that a retry finds it
         if place.key is not None and key != place.key:
             store.keys.add_former(place.key, example, before[-1])
         store.records.rewrite(example, store.vocabulary.add_example(label), key)
@@ -163,7 +163,7 @@ def move(
 
 
 def rename(store: Store, old: str, new: str, *, undoes: int | None = None) -> int:
-    """Another text for a label; returns the entry's number."""
+    """Rename a label; returns the entry's number."""
     number = store.vocabulary.number(old)
     if number is None:
         raise UnknownLabelError(f"There is no example of {old!r}.")
@@ -174,7 +174,7 @@ def rename(store: Store, old: str, new: str, *, undoes: int | None = None) -> in
 
 
 def withdraw(store: Store, example: int, *, undoes: int) -> int:
-    """What was taught is taken back; the record stays until `purge`. Returns the number."""
+    """Undo the learning of an example, whose record stays until `purge`; returns the number."""
     place = store.records.place(example)
     text = store.vocabulary.text(place.label)
     store.records.rewrite(example, 0, None)
@@ -186,9 +186,9 @@ def withdraw(store: Store, example: int, *, undoes: int) -> int:
 
 
 def purge(store: Store, event: int) -> int:
-    """Remove for good what was taken back up to an event; returns how many examples.
+    """Delete examples that were undone up to an event; returns their number.
 
-    Names that were given and taken back go, too, unless a label is called so.
+    Label names that occur only in undone corrections are deleted, too.
     """
     if store.read_only:
         return 0
@@ -207,14 +207,14 @@ def purge(store: Store, event: int) -> int:
         gone = {example for example, _ in found}
         for entry in store.journal.of_kinds((RELABEL, MERGE)):
             left = _without(entry.data, gone, set())
-            if left != entry.data:  # those without an example are undone: they need no label
+            if left != entry.data:  # without examples, an entry needs no label
                 stale = set() if left["examples"] else _texts(left)
                 store.journal.write(entry.number, entry.kind, _without(left, gone, stale))
     return len(found)
 
 
 def _undone_texts(store: Store, event: int) -> list[Event]:
-    """What was undone up to an event, and what undid it, without texts that are no label now."""
+    """Undone entries and those that undid them, up to an event, without names not in use."""
     undoing = store.journal.undoing((RELABEL, MERGE, RENAME), event)
     known = store.vocabulary.counts().keys() if undoing else set()
     found = []
@@ -233,7 +233,7 @@ def _note(store: Store, kind: str, data: dict[str, Any], undoes: int | None) -> 
 
 
 def last_acts(store: Store, count: int) -> list[Event]:
-    """The last acts that are not undone, the newest first; StoreError if there are fewer."""
+    """The last changes that are not undone, newest first; StoreError if there are fewer."""
     found: list[Event] = []
     undone: set[int] = set()
     why = "nothing came before"
@@ -267,7 +267,7 @@ def last_acts(store: Store, count: int) -> list[Event]:
 
 
 def _evicted(store: Store, event: Event) -> bool:
-    """Whether all that an act had changed had to make room for others since."""
+    """Whether all examples of a correction were evicted since."""
     act = act_of(event)
     return act is not None and act.kind != RENAME and not _left(store, act)
 
@@ -277,7 +277,7 @@ def _left(store: Store, act: Act) -> list[int]:
 
 
 def undo(store: Store, event: Event) -> None:
-    """Take back the newest act that is not undone."""
+    """Undo the newest change that is not undone."""
     if event.kind == LEARN:
         withdraw(store, event.number, undoes=event.number)
         return
@@ -286,7 +286,7 @@ def undo(store: Store, event: Event) -> None:
     if act.kind == RENAME:
         assert act.label is not None
         if store.vocabulary.number(act.label) is None:
-            _note(store, RENAME, {}, act.number)  # all that was called so was evicted
+            _note(store, RENAME, {}, act.number)  # all of its examples were evicted
         else:
             rename(store, act.label, act.before[0], undoes=act.number)
         return
@@ -305,7 +305,7 @@ def undo(store: Store, event: Event) -> None:
 
 
 def censor(store: Store, examples: Collection[int], labels: Collection[str]) -> None:
-    """Leave nothing in the journal of examples that are gone, nor of labels gone with them."""
+    """Delete forgotten examples from the journal, and the labels that disappear with them."""
     entries = store.journal.of_kinds((*KINDS, "evict"))
     gone = set(examples)
     told = LabelHistory(filter(None, map(act_of, entries))).labels_of(gone, labels)
@@ -325,7 +325,7 @@ def _texts(data: dict[str, Any]) -> set[str]:
 
 
 def _without(data: dict[str, Any], gone: set[int], stale: set[str]) -> dict[str, Any]:
-    """An entry that knows nothing of these examples and labels."""
+    """An entry's data without these examples and labels."""
     if "examples" in data:
         at = [i for i, example in enumerate(data["examples"]) if example not in gone]
         lists = ("examples", "keys", *(["before"] if isinstance(data.get("before"), list) else []))

@@ -1,16 +1,16 @@
-"""Text as bytes and back, and checksums of texts and files."""
+"""Conversion of text, and checksums."""
 
 from __future__ import annotations
 
 import struct
 import zlib
 
-# SQLite stores 32 bits with a sign in four bytes, and without one in six.
+# SQLite stores signed 32-bit numbers in four bytes, unsigned ones in six.
 UNSIGNED, SIGNED = struct.Struct("<I"), struct.Struct("<i")
 
 
 def file_checksum(example: int, data: bytes) -> int:
-    """Covers a file, and whose it is."""
+    """Checksum of a file and its example."""
     return _signed(zlib.crc32(data, zlib.crc32(struct.pack("<q", example))))
 
 
@@ -20,15 +20,15 @@ def _signed(crc: int) -> int:
 
 
 def text_checksum(*parts: str | int) -> int:
-    """Covers the parts and their order."""
+    """Checksum of parts in order."""
     return _signed(zlib.crc32(as_bytes("\0".join(map(str, parts)))))
 
 
 def as_bytes(text: str) -> bytes:
-    """UTF-8, and the other way round of `as_text` for what is not."""
+    """The inverse of `as_text`."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def as_text(stored: bytes) -> str:
-    """Text from UTF-8; damaged text is not an error here, but for its checksum to find."""
+    """Decode UTF-8; invalid bytes are no error here, since the checksum finds them."""
     return stored.decode("utf-8", "surrogateescape")

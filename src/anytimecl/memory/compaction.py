@@ -1,8 +1,7 @@
-"""Give back the room of what was forgotten.
+"""Compaction: free the space of deleted records.
 
-Records slide down over the holes before them, some at a time. Each time is a transaction: others
-may write in between, and whenever this stops, by a full disk or a killed process, every record is
-in one place or the other.
+Records are moved down over the holes before them, a batch in each transaction, so that others may
+write in between, and an interruption leaves every record intact.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from anytimecl.memory.records import blaming, damaged
 from anytimecl.memory.store import Store
 from anytimecl.memory.stream import EXTENT
 
-_RECORDS = 256  # that move in one transaction
-_PAGES = 4096  # given back in one transaction
+_RECORDS = 256  # moved in one transaction
+_PAGES = 4096  # freed in one transaction
 
 
 def compact(store: Store) -> int:
-    """Close every hole, shrink the files, and return by how many bytes.
+    """Close every hole and shrink the files; returns the number of bytes freed.
 
     >>> from anytimecl.memory import RamMemory
     >>> with RamMemory() as memory:
@@ -30,7 +29,7 @@ def compact(store: Store) -> int:
     before = _size(store)
     with store.writing() as db:
         store.vocabulary.drop_unused_candidates()
-        # Only this needs the records by place, so the index does not stay.
+        # Only needed here, so it is dropped afterwards.
         db.execute("CREATE INDEX IF NOT EXISTS example_start ON example (start)")
     while _slide(store):
         pass
@@ -51,7 +50,7 @@ def compact(store: Store) -> int:
 
 
 def _slide(store: Store) -> bool:
-    """Move the records after the first hole down into it; whether there was one."""
+    """Move records after the first hole down into it; returns False if there is no hole."""
     with store.writing() as db:
         hole = db.execute("SELECT start FROM hole ORDER BY start LIMIT 1").fetchone()
         if hole is None:
@@ -64,7 +63,7 @@ def _slide(store: Store) -> bool:
             db.execute("DELETE FROM hole WHERE start >= ?", hole)
             store.records.stream.end = target
         else:
-            # The holes that were passed are one hole now, before the records still to move.
+            # The holes passed are now one, before the records still to be moved.
             passed = records[-1][1] + records[-1][2]
             db.execute("DELETE FROM hole WHERE start < ?", (passed,))
             store.records.stream.make_hole(target, passed - target)
@@ -72,14 +71,14 @@ def _slide(store: Store) -> bool:
 
 
 def _move(store: Store, target: int, records: Iterable[tuple[int, int, int]]) -> int:
-    """Lay the records end to end from `target` on; returns where they end."""
+    """Move records to consecutive places from `target` on; returns their end."""
     for example, start, size in records:
         with blaming(example):
             data = store.records.stream.get(start, size)
         if len(data) != size:
             raise damaged(example)
         store.records.stream.write(target, data)
-        # Not even a copy of a record may stay behind, for one day it may be forgotten.
+        # Zero the old copy: it would survive when the record is forgotten.
         stale = max(start, target + size)
         store.records.stream.write(stale, bytes(start + size - stale))
         store.db.execute("UPDATE example SET start = ? WHERE id = ?", (target, example))

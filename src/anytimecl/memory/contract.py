@@ -1,4 +1,4 @@
-"""What a memory promises to whoever learns from it."""
+"""The interface of a memory, and the types of its rows and events."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from anytimecl.memory.keys import Used
 if TYPE_CHECKING:
     from anytimecl.memory.acts import LabelHistory
 
-Progress = Callable[[int, int], None]  # done, of how many
+Progress = Callable[[int, int], None]  # done, total
 
 
 class StoreWarning(UserWarning):
-    """Something stored is damaged or gone; what is left goes on working."""
+    """Something stored is damaged or missing; the rest is usable."""
 
 
 class Row(NamedTuple):
@@ -30,17 +30,17 @@ class Row(NamedTuple):
     candidates: Sequence[str] | None = None
     key: str | None = None
     time: int | None = None  # in milliseconds since 1970; None: now
-    content: int | None = None  # digest of the image's tokens, to know it again
-    source: str | None = None  # what it was called where it came from
-    thumbnail: bytes | None = None  # a small picture of it, as a file
+    content: int | None = None  # digest of the image's tokens, to recognise the image
+    source: str | None = None  # its name where it comes from
+    thumbnail: bytes | None = None  # WebP file
 
 
 class Stored(NamedTuple):
-    """An example as a step reads it back."""
+    """The parts of an example that a step needs."""
 
     id: int
     record: bytes
-    candidates: Sequence[str] | None  # the labels to tell it apart from, as they were given
+    candidates: Sequence[str] | None  # candidate labels, as given
 
 
 class Example(NamedTuple):
@@ -58,8 +58,8 @@ class Event(NamedTuple):
 
     The memory writes these kinds by itself: `learn` ({"example": id}), `evict` ({"example": id,
     "label": label}), `forget` ({"examples": [id, ...]}) and `lost` ({"first": number, "last":
-    number}, after damage); `acts` adds `relabel`, `merge`, `rename` and `withdraw`. Whoever learns
-    adds others, such as `consolidate`.
+    number}, after damage); `acts` adds `relabel`, `merge`, `rename` and `withdraw`. Callers add
+    others, such as `consolidate`.
     """
 
     number: int
@@ -68,15 +68,15 @@ class Event(NamedTuple):
 
 
 class Memory(Protocol):
-    """Examples that outlive the process: opaque records, each with a label.
+    """Durable store of examples: opaque records, each with a label.
 
-    Every method may be called from any thread: calls on one memory take turns. An iterator may be
-    advanced while others write; what is added meanwhile comes last.
+    Thread-safe: calls on one memory are serialised. An iterator may be advanced while other threads
+    write; what is added meanwhile comes last.
     """
 
     @property
     def meta(self) -> Mapping[str, str]:
-        """What was written down when the memory was created."""
+        """Metadata, fixed when the memory was created."""
         ...
 
     def append(
@@ -88,11 +88,10 @@ class Memory(Protocol):
         time: int | None = None,
         content: int | None = None,
     ) -> int:
-        """Store an example and its `learn` event; it is durable when this returns its id.
+        """Store an example and its `learn` event; durable when this returns its id.
 
-        A `key` makes a repeated call harmless: the second one stores nothing and returns the first
-        id. The key goes when the example goes, unless it is a `RequestKey`, which `used_key` knows
-        for ever.
+        With a `key` that was used before, nothing is stored and the first id is returned. A key is
+        deleted with its example, unless it is a `RequestKey`, which is kept (`used_key`).
         """
         ...
 
@@ -105,15 +104,15 @@ class Memory(Protocol):
         ...
 
     def taught_by(self, key: str) -> int | None:
-        """The id of the example that a plain key taught, even if it has another key by now."""
+        """The id of the example learned with a plain key, even if it has another key now."""
         ...
 
     def came_with(self, key: str, label: str) -> bool:
-        """Whether a key that its example has no more had come with that label."""
+        """Whether a former key of an example was used with that label."""
         ...
 
     def used_key(self, key: str) -> Used | None:
-        """What a `RequestKey` taught, even if that is forgotten; None if it never has."""
+        """What a `RequestKey` was used for, even if its example is forgotten; None if unused."""
         ...
 
     def read(self, ids: Sequence[int]) -> list[bytes]:
@@ -121,7 +120,7 @@ class Memory(Protocol):
         ...
 
     def stored(self, ids: Sequence[int]) -> list[Stored]:
-        """What a step needs of each; a StoreWarning names what is missing or damaged."""
+        """Examples for a step; a StoreWarning names those that are missing or damaged."""
         ...
 
     def example(self, example: int) -> Example:
@@ -129,19 +128,19 @@ class Memory(Protocol):
         ...
 
     def label(self, example: int) -> str | None:
-        """The label of an example; None if it was taken back and is about to go."""
+        """The label of an example; None if it was undone and is to be deleted."""
         ...
 
     def digest(self, example: int) -> int | None:
-        """Of the tokens of an example, where it is known."""
+        """The digest of an example's tokens, if known."""
         ...
 
     def history(self, after: int = 0) -> LabelHistory:
-        """What happened to labels after an event."""
+        """Corrections of labels after an event."""
         ...
 
     def ids_at(self, number: int) -> Iterator[tuple[int, str]]:
-        """Every (id, label) in order of arrival, as it was just after an event."""
+        """Every (id, label) in order of arrival, as of just after an event."""
         ...
 
     def ids(self, label: str | None = None) -> Iterator[tuple[int, str]]:
@@ -149,11 +148,11 @@ class Memory(Protocol):
         ...
 
     def labels(self) -> dict[str, int]:
-        """How many examples each label has, in order of first appearance."""
+        """Number of examples of each label, in order of first appearance."""
         ...
 
     def record_event(self, kind: str, data: dict[str, Any]) -> int:
-        """Add an entry of one's own to the journal, and return its number."""
+        """Add an event to the journal; returns its number."""
         ...
 
     def events(self, after: int = 0) -> Iterator[Event]:
@@ -161,13 +160,13 @@ class Memory(Protocol):
         ...
 
     def forget(self, ids: Sequence[int]) -> int:
-        """Remove examples for good, their bytes overwritten; returns how many there were."""
+        """Delete examples and overwrite their bytes; returns their number."""
         ...
 
     def __len__(self) -> int: ...
 
     def close(self) -> None:
-        """Let go of the files; a second call does nothing."""
+        """Close the files; a second call does nothing."""
         ...
 
     def __enter__(self) -> Self: ...

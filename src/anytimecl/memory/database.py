@@ -1,4 +1,4 @@
-"""A connection set up as the memory needs it, and SQLite's errors in words for people."""
+"""SQLite connections with the memory's settings, and translation of SQLite errors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Durability = Literal["process", "full"]
 
 _SYNCHRONOUS = {"process": "NORMAL", "full": "FULL"}
 _PAGES_IN_RAM = 16 * 1024 * 1024
-_LONGEST_LOG = 64 * 1024 * 1024  # what a large transaction leaves of the write-ahead log
-_PATIENCE = 10.0  # seconds that a reader may hold up a checkpoint
+_LONGEST_LOG = 64 * 1024 * 1024  # size to which the write-ahead log is truncated
+_PATIENCE = 10.0  # seconds to wait for a lock
 
 ERRORS = (sqlite3.Error, OverflowError)
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
@@ -28,20 +28,20 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def connect(path: Path | None, durability: Durability = "process") -> sqlite3.Connection:
-    """A connection that writes; without a path the database lives in RAM."""
+    """A writing connection; without a path, to a database in RAM."""
     if durability not in _SYNCHRONOUS:
         raise StoreError(f'Durability is "process" or "full", not {durability!r}.')
     with telling(path):
         db = _connect(str(path) if path else ":memory:")
         try:
-            # Before anything is changed, for the file may be somebody else's.
+            # First, since the file may be of another program.
             if not check(db):
                 db.execute(f"PRAGMA page_size = {PAGE}")
                 db.execute("PRAGMA auto_vacuum = INCREMENTAL")
             db.execute("PRAGMA journal_mode = WAL")
             db.execute(f"PRAGMA journal_size_limit = {_LONGEST_LOG}")
             db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
-            db.execute(f"PRAGMA fullfsync = {int(durability == 'full')}")  # macOS alone has it
+            db.execute(f"PRAGMA fullfsync = {int(durability == 'full')}")  # macOS only
             db.execute("PRAGMA secure_delete = ON")
         except BaseException:
             db.close()
@@ -50,7 +50,7 @@ def connect(path: Path | None, durability: Durability = "process") -> sqlite3.Co
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
-    """A connection that only reads, beside the owner's or alone."""
+    """A read-only connection, also while the owner writes."""
     name = path.resolve().as_uri()
     try:
         return _connect(f"{name}?mode=ro")
@@ -58,7 +58,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
         log = path.with_name(path.name + "-wal")
         if _primary(error) not in _SEALED or (log.exists() and log.stat().st_size):
             raise
-        # Readers make themselves known in a file. Where none can be made, nobody writes either.
+        # Readers need a shared-memory file. Where it cannot be created, there is no writer either.
         return _connect(f"{name}?mode=ro&immutable=1")
 
 
@@ -66,14 +66,14 @@ def _connect(name: str) -> sqlite3.Connection:
     db = sqlite3.connect(
         name,
         timeout=_PATIENCE,
-        isolation_level=None,  # transactions are written out, see `Store`
-        check_same_thread=False,  # the store's own lock keeps threads apart
+        isolation_level=None,  # explicit transactions, see `Store`
+        check_same_thread=False,  # serialised by the store's lock
         uri=name.startswith("file:"),
     )
     db.text_factory = as_text
     try:
         db.execute(f"PRAGMA cache_size = {-_PAGES_IN_RAM // 1024}")
-        db.execute("PRAGMA cell_size_check = ON")  # damage is an error early, not garbage later
+        db.execute("PRAGMA cell_size_check = ON")  # detect damage early
     except BaseException:
         db.close()
         raise
@@ -81,13 +81,13 @@ def _connect(name: str) -> sqlite3.Connection:
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether the file, rather than the request, is to blame."""
+    """Whether an error means that the file is damaged."""
     return _primary(error) in _DAMAGED
 
 
 @contextmanager
 def telling(path: Path | None) -> Iterator[None]:
-    """Turn SQLite's errors into a StoreError that says what to do."""
+    """Translate SQLite errors to StoreError, with advice."""
     try:
         yield
     except ERRORS as error:
@@ -95,7 +95,7 @@ def telling(path: Path | None) -> Iterator[None]:
 
 
 def in_words(error: Exception, path: Path | None) -> StoreError:
-    """What to say of one of these `ERRORS` of SQLite."""
+    """The StoreError for one of `ERRORS`."""
     if isinstance(error, OverflowError):
         return StoreError(f"There is no such number in a memory: {error}.")
     code = _primary(error)

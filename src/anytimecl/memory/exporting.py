@@ -1,8 +1,8 @@
-"""A memory as Parquet files that pandas and Hugging Face datasets open, and back without loss.
+"""Lossless export of a memory as Parquet files, for pandas and Hugging Face datasets.
 
     DIR/data/train-00000-of-00002.parquet     examples in order of arrival, records as bytes
-    DIR/features/features-00000.safetensors           what a model sees in them, if asked for
-    DIR/memory.json                           what the memory says of itself, and its journal
+    DIR/features/features-00000.safetensors   features of the examples, if asked for
+    DIR/memory.json                           metadata and journal
 
 Shards are bounded in bytes, and one row group at a time is in RAM.
 """
@@ -32,7 +32,7 @@ VERSION = 1
 ABOUT = "memory.json"
 SHARD_BYTES = 1 << 28  # of records, about
 GROUP_BYTES = 1 << 24  # in RAM at once, about
-AT_ONCE = 1000  # examples at most in one row group, or in one transaction
+AT_ONCE = 1000  # examples at most in a row group or transaction
 
 Features = Callable[[Sequence[bytes]], Mapping[str, Tensor]]  # of records, [record, ...] each
 
@@ -45,9 +45,9 @@ def export_memory(
     beside: Callable[[Path], None] = lambda folder: None,
     progress: Progress | None = None,
 ) -> int:
-    """Write the memory into the new folder `to`, which appears all at once; returns how many.
+    """Export a snapshot into the new folder `to`, atomically; returns the number of examples.
 
-    The examples are those of one moment; others may write meanwhile. `beside` may add files.
+    Others may write meanwhile. `beside` may add files.
     """
     pyarrow_parquet()
     with all_at_once(Path(to)) as part:
@@ -60,7 +60,7 @@ def export_memory(
 
 @contextmanager
 def all_at_once(to: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `to` in the end."""
+    """A folder to write into, which becomes `to` at the end."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise StoreError(f"{to} is there already: choose a new folder.")
     try:
@@ -95,7 +95,7 @@ def _write(store: Store, part: Path, features: Features | None, progress: Progre
                 if progress is not None:
                     progress(done, len(ids))
     looked.write()
-    kinds = ("evict", "forget")  # whose examples are not here anyway
+    kinds = ("evict", "forget")  # their examples are not exported
     events = [list(event) for event in store.journal.sound() if event.kind not in kinds]
     keys = store.keys.rows()
     about = {
@@ -112,7 +112,7 @@ def _write(store: Store, part: Path, features: Features | None, progress: Progre
 
 
 def as_table(rows: Sequence[tuple[int, Row]], codec: str | None) -> Any:
-    """Examples under their numbers, as a table of pyarrow."""
+    """Examples by id as a pyarrow table."""
     import pyarrow as pa
 
     columns = [
@@ -147,14 +147,14 @@ def _schema() -> Any:
             pa.field("checksum", pa.int64(), nullable=False),  # crc32 of the record
             pa.field("record", pa.binary(), nullable=False),
             pa.field("content", pa.int64()),  # digest of the image's tokens
-            pa.field("source", pa.string()),  # what it was called where it came from
-            pa.field("thumbnail", pa.binary()),  # a small picture, as a file
+            pa.field("source", pa.string()),  # name where it comes from
+            pa.field("thumbnail", pa.binary()),  # WebP file
         ]
     )
 
 
 def squeezed() -> dict[str, Any]:
-    """How columns are compressed: texts are, and codecs squeeze records already."""
+    """Compression options: all columns but the records, which codecs have compressed."""
     names = [name for name in _schema().names if name != "record"]
     texts = ["label", "candidates.list.element", "codec"]
     return {
@@ -164,7 +164,7 @@ def squeezed() -> dict[str, Any]:
 
 
 class _Writer:
-    """One Parquet file."""
+    """Writes one Parquet file."""
 
     def __init__(self, path: Path, meta: Mapping[str, str]) -> None:
         import pyarrow.parquet as pq
@@ -173,7 +173,7 @@ class _Writer:
         self._file = pq.ParquetWriter(path, _schema(), **squeezed())
 
     def write(self, rows: Sequence[tuple[int, Row]]) -> None:
-        """One row group."""
+        """Write a row group."""
         if rows:
             self._file.write_table(as_table(rows, self._codec))
 
@@ -185,7 +185,7 @@ class _Writer:
 
 
 class _Features:
-    """What a model sees in the examples, in files of bounded size."""
+    """Writes features of examples, in files of bounded size."""
 
     def __init__(self, folder: Path, look: Features | None) -> None:
         self._folder, self._look = folder, look
@@ -193,7 +193,7 @@ class _Features:
         self._files = 0
 
     def add(self, rows: Sequence[tuple[int, Row]]) -> None:
-        """The next examples."""
+        """Add the next examples."""
         if self._look is None or not rows:
             return
         seen = self._look([row.record for _, row in rows])
@@ -203,7 +203,7 @@ class _Features:
             self.write()
 
     def write(self) -> None:
-        """What was added since the last file, as the next."""
+        """Write what was added since the last file."""
         if not self._parts:
             return
         self._folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""An export, as `exporting` wrote it, into a memory."""
+"""Import of what `exporting` wrote."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from anytimecl.memory.store import Store
 
 
 class Imported(NamedTuple):
-    """How many examples are new, and how many were there already."""
+    """Number of new examples, and of those that were there already."""
 
     new: int
     known: int
@@ -34,19 +34,19 @@ class Imported(NamedTuple):
 
 @dataclass(frozen=True)
 class Export:
-    """What is known of an export before its examples are read."""
+    """An export, before its examples are read."""
 
     folder: Path
     meta: Mapping[str, str]
     examples: int
     last: int  # number of the last event
-    events: Sequence[tuple[int, str, dict[str, Any]]]  # that learning repeats, besides examples
-    shards: Mapping[str, int]  # file below the folder -> examples in it
-    used_keys: Sequence[tuple[bytes, Used]] = ()  # of requests, even of what is forgotten
+    events: Sequence[tuple[int, str, dict[str, Any]]]  # of the journal, other than `learn`
+    shards: Mapping[str, int]  # file below the folder -> number of examples
+    used_keys: Sequence[tuple[bytes, Used]] = ()  # of requests, including forgotten examples
 
 
 def read_export(folder: Path) -> Export:
-    """What an export says of itself; StoreError if it is none, or not whole."""
+    """Read an export's description; StoreError if it is invalid or incomplete."""
     folder = Path(folder)
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
@@ -84,7 +84,7 @@ def import_new(
     beside: Callable[[Path], None] = lambda folder: None,
     progress: Progress | None = None,
 ) -> Imported:
-    """The memory that was exported, under the same numbers, in a new folder, all at once."""
+    """Recreate the exported memory, with the same ids, in a new folder, atomically."""
     with all_at_once(Path(to)) as part:
         with open_memory(part, create=export.meta) as store:
             for rows in _rows(export, progress):
@@ -104,9 +104,9 @@ def import_new(
 
 
 def import_into(export: Export, store: Store, *, progress: Progress | None = None) -> Imported:
-    """Add the examples to a memory of the same kind; what was imported before is passed over.
+    """Add the examples to a memory of the same model and codec; skips those imported before.
 
-    So is an image that is in the memory: its label there may be a correction.
+    Images that are in the memory are skipped as well: their label there may be a correction.
     """
     new, added = 0, set[int | None]()
     for rows in _rows(export, progress):
@@ -124,7 +124,7 @@ def import_into(export: Export, store: Store, *, progress: Progress | None = Non
 
 
 def _is_there(store: Store, example: int, row: Row) -> bool:
-    """Whether it is the same memory's own example, under its own number."""
+    """Whether the memory has this very example under its id."""
     place = store.records.find(example)
     if place is None or (place.key, place.time) != (row.key, row.time):
         return False
@@ -132,13 +132,13 @@ def _is_there(store: Store, example: int, row: Row) -> bool:
 
 
 def _key(example: int, row: Row) -> str:
-    """For an example that has none: the same one has the same key the next time."""
+    """A key for an example without one, the same in every import."""
     about = f"{example} {row.label}\0".encode("utf-8", "surrogateescape")
     return f"import {hashlib.sha256(about + row.record).hexdigest()}"
 
 
 def _rows(export: Export, progress: Progress | None) -> Iterator[list[tuple[int, Row]]]:
-    """The examples in order, some at a time, each checked."""
+    """Batches of examples in order, verified."""
     pq = pyarrow_parquet()
     done = 0
     for name, expected in export.shards.items():
@@ -153,7 +153,7 @@ def _rows(export: Export, progress: Progress | None) -> Iterator[list[tuple[int,
                         progress(done, export.examples)
         except AnytimeError:
             raise
-        except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's own are of these
+        except (OSError, ValueError, KeyError, TypeError) as error:  # including pyarrow's
             raise StoreError(f"{export.folder / name} is damaged: {error}.") from error
 
 

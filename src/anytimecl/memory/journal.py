@@ -1,4 +1,4 @@
-"""What happened, in order: examples learnt, and everything else."""
+"""The journal: the ordered list of events that recovery replays."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from anytimecl.memory.contract import Event
 
 
 class Journal:
-    """Events by number, inside whatever transaction is open.
+    """Events by number, within the caller's transaction.
 
-    Learning is not written here: the row of an example says it already, under the same number.
+    `learn` events are not stored: they are the rows of the examples, with the same number.
     """
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._looked = 0  # the entries that `undoing` was asked about
+        self._looked = 0  # last entry that `undoing` has read
 
     def write(self, number: int, kind: str, data: dict[str, Any]) -> None:
         """Add or replace an entry."""
@@ -30,14 +30,14 @@ class Journal:
         self._db.execute("INSERT OR REPLACE INTO event VALUES (?, ?, ?, ?)", entry)
 
     def read(self, after: int, limit: int) -> list[Event]:
-        """The next entries, learning among them."""
+        """The next entries, including `learn`."""
         page = "SELECT id, 1, NULL, NULL, NULL FROM example WHERE id > :after UNION ALL "
         page += "SELECT number, 0, kind, data, crc FROM event WHERE number > :after "
         page += "ORDER BY 1 LIMIT :limit"
         return self._page(page, {"after": after, "limit": limit})
 
     def sound(self) -> Iterator[Event]:
-        """Every entry written here that is not damaged."""
+        """Every undamaged entry except `learn`."""
         for row in self._db.execute("SELECT number, kind, data, crc FROM event"):
             with suppress(StoreError):
                 yield _event(*row)
@@ -49,9 +49,9 @@ class Journal:
         return [_event(*row) for row in self._db.execute(wanted, (after, *kinds)).fetchall()]
 
     def undoing(self, kinds: Sequence[str], until: int) -> list[Event]:
-        """Entries of some kinds that take back another, up to a number.
+        """Entries of some kinds that undo another, up to a number.
 
-        Each in one answer alone, while the memory is open: it costs what is new.
+        Each is returned once while the memory is open, so that a call reads only new entries.
         """
         since, self._looked = self._looked, max(self._looked, until)
         wanted = "SELECT number, kind, data, crc FROM event WHERE number > ? AND number <= ? "
@@ -60,26 +60,26 @@ class Journal:
         return [_event(*row) for row in found]
 
     def entry(self, number: int) -> Event | None:
-        """One that is written here; what was learned is not."""
+        """An entry other than `learn`, or None."""
         wanted = "SELECT number, kind, data, crc FROM event WHERE number = ?"
         row = self._db.execute(wanted, (number,)).fetchone()
         return None if row is None else _event(*row)
 
     def backwards(self, before: int, limit: int) -> list[Event]:
-        """The entries before a number, learning among them, the newest first."""
+        """The entries before a number, including `learn`, newest first."""
         page = "SELECT id, 1, NULL, NULL, NULL FROM example WHERE id < :before UNION ALL "
         page += "SELECT number, 0, kind, data, crc FROM event WHERE number < :before "
         page += "ORDER BY 1 DESC LIMIT :limit"
         return self._page(page, {"before": before, "limit": limit})
 
     def last(self) -> int:
-        """The highest number given out."""
+        """The highest number in use."""
         newest = "SELECT max(coalesce((SELECT max(id) FROM example), 0), "
         newest += "coalesce((SELECT max(number) FROM event), 0))"
         return int(self._db.execute(newest).fetchone()[0])
 
     def damaged(self) -> list[int]:
-        """Numbers of the entries whose checksum does not fit."""
+        """Numbers of damaged entries."""
         rows = self._db.execute("SELECT number, kind, data, crc FROM event")
         return [row[0] for row in rows if row[3] != text_checksum(*row[:3])]
 

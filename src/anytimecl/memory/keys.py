@@ -1,10 +1,10 @@
-"""Keys that have taught, for ever: a request that comes again is known even if its example is gone.
+"""Idempotency keys that outlive their examples, so that retries are recognised after forgetting.
 
-Only digests are kept. Of a key, since it may be a file's name; of what came with it, under the key
-as salt, so that two lessons cannot be compared.
+Only digests are stored: of the key, which may be a file name, and of the request's content, salted
+with the key so that contents cannot be compared.
 
-A plain key lies with its example. Here are those that it had before its image was taught under
-another one: a retry of an old lesson must not undo a newer one.
+A plain key is stored with its example. This table has the former plain keys of examples whose image
+was learned again with another key: a retry of the old request must not undo the newer one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from anytimecl.memory.checks import text_checksum
 
 
 class RequestKey(str):
-    """A key that is remembered after its example is forgotten, and what it came with.
+    """A key that is kept after its example is forgotten, with a digest of its content.
 
     >>> key = RequestKey("upload-17", b"an image")
     >>> key == "upload-17", key.content == RequestKey("upload-17", b"another image").content
@@ -34,59 +34,59 @@ class RequestKey(str):
         return made
 
     def __reduce__(self) -> tuple[object, ...]:
-        """To be copied and pickled: what it came with is not kept, only its digest."""
+        """For copying and pickling, since only the digest of the content is kept."""
         return str.__new__, (RequestKey, str(self)), {"content": self.content}
 
 
 class FileKey(str):
-    """A key that says which image it is, and which label: it speaks whenever it comes.
+    """A key derived from image and label: counts as used only while its example has it.
 
-    An image that was moved from one label to another and back is meant as it is now.
+    So an image that was moved to another label can be moved back.
     """
 
 
 class Used(NamedTuple):
-    """What a key taught."""
+    """What a key was used for."""
 
     example: int
-    content: bytes  # digest; of a plain key it begins with `_PLAIN`
+    content: bytes  # digest; for a plain key it begins with `_PLAIN`
 
 
-_PLAIN = b"plain"  # no digest of a request is as long as one with this before it
+_PLAIN = b"plain"  # a prefix, which makes it longer than the digest of a request
 
 
 class Keys:
-    """Used keys, inside whatever transaction is open."""
+    """Used keys, within the caller's transaction."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 
     def add(self, key: RequestKey, example: int) -> None:
-        """It has taught."""
+        """Store a key and its example."""
         self.copy(_digest(key), Used(example, key.content))
 
     def copy(self, key: bytes, used: Used) -> None:
-        """One as `rows` gives it."""
+        """Store an entry of `rows`."""
         row = (key, *used, _checksum(key, used))
         self._db.execute("INSERT OR REPLACE INTO used_key VALUES (?, ?, ?, ?)", row)
 
     def add_former(self, key: str, example: int, label: str) -> None:
-        """A plain key that taught an example, which has another key now, or had one already."""
+        """Store a former plain key of an example, unless it is there."""
         if self._find(key) is None:
             self.copy(_digest(key), Used(example, _taught(key, label)))
 
     def find(self, key: str) -> Used | None:
-        """What the key of a request taught, if it has."""
+        """What a `RequestKey` was used for, if it was."""
         used = self._find(key)
         return None if used is None or used.content.startswith(_PLAIN) else used
 
     def former(self, key: str) -> int | None:
-        """The example that a plain key taught before this had another one."""
+        """The example of a former plain key."""
         used = self._find(key)
         return used.example if used is not None and used.content.startswith(_PLAIN) else None
 
     def came_with(self, key: str, label: str) -> bool:
-        """Whether that was the label which a former key brought."""
+        """Whether a former key was used with this label."""
         used = self._find(key)
         return used is not None and used.content == _taught(key, label)
 
@@ -106,7 +106,7 @@ class Keys:
                 yield row[0], Used(*row[1:3])
 
     def damaged(self) -> int:
-        """How many are not what was stored."""
+        """Number of damaged keys."""
         rows = self._db.execute("SELECT key, example, content, crc FROM used_key")
         return sum(not _sound(row) for row in rows)
 
@@ -123,7 +123,7 @@ def _sound(row: tuple[bytes, int, bytes, int]) -> bool:
     key, example, content, crc = row
     try:
         return crc == _checksum(key, Used(example, content))
-    except AttributeError:  # a flipped bit has made text or a number of it
+    except AttributeError:  # a flipped bit changed its type
         return False
 
 

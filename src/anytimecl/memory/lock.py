@@ -1,4 +1,4 @@
-"""One owner at a time: a lock that ends with its process, however that ends."""
+"""The owner's file lock, which ends with its process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from weakref import WeakSet
 from anytimecl.errors import StoreError
 from anytimecl.files import shown
 
-# Windows forbids reading what is locked, so what is locked lies behind the text. This is why it is
-# not filelock: there the first byte is locked, and nobody could read who the owner is.
+# Windows forbids reading locked bytes, so the locked byte is beyond the text. filelock locks the
+# first byte, so the owner's process id could not be read.
 _FAR = 1 << 20
 
 
@@ -44,7 +44,7 @@ class OwnerLock:
         _HELD.add(self)
 
     def close(self) -> None:
-        """Let the next one in. The file stays: removing it could remove another owner's lock."""
+        """Release the lock. The file stays: removing it could remove another owner's lock."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -54,7 +54,7 @@ _HELD: WeakSet[OwnerLock] = WeakSet()
 
 
 def _let_go() -> None:
-    """A forked child must not keep the lock alive when the owner is gone."""
+    """A forked child must not hold the lock when the owner has ended."""
     for lock in list(_HELD):
         lock.close()
 
@@ -75,5 +75,5 @@ else:
     os.register_at_fork(after_in_child=_let_go)
 
     def _lock(file: int) -> None:
-        # Not `lockf`: its locks let the same process in twice, and end when any handle is closed.
+        # Not `lockf`: the same process could lock twice, and closing any handle would unlock.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

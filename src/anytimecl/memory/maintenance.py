@@ -1,4 +1,4 @@
-"""What the keeper of a memory does now and then."""
+"""Maintenance of a memory: statistics, backup; with compaction, rescue and verification."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ __all__ = ["Info", "Report", "Rescued", "backup", "compact", "info", "rescue", "
 
 @dataclass(frozen=True)
 class Info:
-    """A memory in numbers."""
+    """Statistics of a memory."""
 
     folder: str | None  # None: in RAM
     version: int
     examples: int
     labels: int
-    events: int  # the number of the last one
-    payload_bytes: int  # records alone
+    events: int  # number of the last one
+    payload_bytes: int  # records only
     disk_bytes: int  # database and write-ahead log
     free_bytes: int  # holes that new records will fill
-    lost_events: int  # acknowledged once, and missing since some damage
+    lost_events: int  # acknowledged, but missing after damage
     meta: Mapping[str, str]
 
 
 def info(store: Store) -> Info:
-    """Count what there is.
+    """Collect the statistics.
 
     >>> from anytimecl.memory import RamMemory
     >>> with RamMemory() as memory:
@@ -61,9 +61,9 @@ def info(store: Store) -> Info:
 
 
 def backup(store: Store, to: Path) -> Path:
-    """Copy the memory into the folder `to`, as it is at this moment, while others go on writing.
+    """Copy the memory into the folder `to`, even while it is being written; returns the file.
 
-    The copy appears all at once, and is a memory like any other. Returns its file.
+    The copy is a consistent snapshot, and appears atomically.
 
     >>> import tempfile
     >>> from anytimecl.memory import RamMemory, open_memory

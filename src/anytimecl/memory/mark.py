@@ -1,7 +1,7 @@
 """The number of the last acknowledged event, kept outside the database.
 
-SQLite recovers from a damaged write-ahead log by leaving out its end, and says nothing. This mark
-tells that something is missing, and which numbers.
+SQLite silently drops the end of a damaged write-ahead log. The mark shows that events are missing,
+and which.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Mark:
         self._file = path.open("r+b", buffering=0)
 
     def put(self, number: int) -> None:
-        """Remember `number`. A failure is no error: what it would guard is stored already."""
+        """Store a number. Failures are ignored: the event itself is stored already."""
         with suppress(OSError):
             self._file.seek(0)
             self._file.write(_encode(number))
 
     @property
     def removed(self) -> bool:
-        """Whether the file has no name any more."""
+        """Whether the file was deleted."""
         return os.fstat(self._file.fileno()).st_nlink == 0
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class Mark:
 
 
 def read_mark(path: Path) -> int:
-    """The number, or 0 if there is none that can be trusted."""
+    """The number, or 0 if there is no valid one."""
     try:
         stored = path.read_bytes()
         number, _ = _FORM.unpack(stored)

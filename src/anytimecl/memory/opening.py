@@ -1,4 +1,4 @@
-"""From a folder to a memory."""
+"""Opening and creating memories on disk."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def open_memory(
     thumbnails: bool = False,
     _kind: type[Store] = Store,
 ) -> Store:
-    """The memory in `folder`. If there is none, `create` makes it and becomes its `meta`.
+    """Open the memory in `folder`, or create it with `create` as its metadata.
 
     One process at a time owns a memory; others may open it with `read_only`. An acknowledged
-    example survives the end of the process or, with `durability="full"`, of the power. `cap`
-    bounds how many examples are stored: then the oldest of the largest class goes first. With
-    `thumbnails`, a small picture of every image that is taught is kept beside it.
+    example survives the end of the process or, with `durability="full"`, a power cut. `cap` bounds
+    the number of examples: beyond it, the oldest of the largest class is evicted. With
+    `thumbnails`, a thumbnail of every learned image is stored.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -52,7 +52,7 @@ def open_memory(
     ...     memory.meta["codec"], memory.example(id).label
     ('none', 'cat')
     """
-    folder = Path(folder).absolute()  # wherever the program goes, this is the memory it opened
+    folder = Path(folder).absolute()  # os.chdir must not change it
     path = folder / FILE
     if read_only:
         return _open_read_only(_kind, path, cache_bytes)
@@ -81,14 +81,14 @@ def open_as(
     read_only: bool = False,
     **options: Any,
 ) -> S:
-    """`open_memory`, as a store of your own that is a subclass of `Store`."""
+    """`open_memory` for a subclass of `Store`."""
     store = open_memory(folder, create, read_only, _kind=kind, **options)
     assert isinstance(store, kind)
     return store
 
 
 def stored_meta(folder: Path) -> dict[str, str] | None:
-    """What the memory in a folder, of whatever version, says of itself; None if there is none."""
+    """The metadata of the memory in a folder, of any version; None if there is none."""
     path = Path(folder) / FILE
     if not path.exists():
         return None
@@ -101,7 +101,7 @@ def stored_meta(folder: Path) -> dict[str, str] | None:
 
 
 def refuse_to_replace(folder: Path) -> None:
-    """StoreError if a copy cannot go into the folder: there is a memory in it, or it is a file."""
+    """Raise StoreError if the folder contains a memory, or is a file."""
     if Path(folder).is_file():
         raise StoreError(f"{folder} is a file: choose a folder.")
     if (Path(folder) / FILE).exists():
@@ -117,12 +117,12 @@ def _open_owned(
     cap: int | None,
     owner: OwnerLock,
 ) -> S:
-    with ExitStack() as opened:  # closes everything, unless all goes well
+    with ExitStack() as opened:  # closes everything on failure
         db = connect(path, durability)
         opened.callback(db.close)
         with telling(path):
             new = schema.check(db) == 0
-            if new and create is None:  # an empty file: its making was cut short
+            if new and create is None:  # an empty file: its creation was interrupted
                 raise StoreError(f"There is no memory in {shown(path.parent)}.")
             if new:
                 schema.create(db, create or {})
@@ -132,13 +132,13 @@ def _open_owned(
         mark = Mark(beside)
         own, its = identity(path), identity(beside)
         opened.callback(mark.close)
-        promised = read_mark(beside)  # of an empty file too: its log may be gone
+        promised = read_mark(beside)  # also for an empty file, whose log may be gone
 
         def acknowledge(number: int) -> None:
             mark.put(number)
             if identity(path) == own:
                 return
-            # Elsewhere with its folder it lasts; where the mark is gone or has stayed, it is gone.
+            # Valid if moved with its folder; not if the mark was deleted or stayed behind.
             if mark.removed or identity(beside) == its:
                 raise StoreError(
                     f"The memory in {shown(path.parent)} was removed while it was in use, and "
@@ -167,7 +167,7 @@ def _open_owned(
 def _open_read_only(kind: type[S], path: Path, cache_bytes: int) -> S:
     if not path.exists():
         raise StoreError(f"There is no memory in {shown(path.parent)}.")
-    promised = read_mark(path.with_name(MARK))  # before the rest, since the owner may be writing
+    promised = read_mark(path.with_name(MARK))  # first, since the owner may be writing
     with ExitStack() as opened:
         with telling(path):
             db = connect_read_only(path)

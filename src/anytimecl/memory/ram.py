@@ -1,4 +1,4 @@
-"""The same memory without files."""
+"""A memory in RAM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anytimecl.memory.store import CACHE_BYTES, Store
 
 
 class RamMemory(Store):
-    """A memory that is gone when it is closed: for tests, trials and throw-away use.
+    """A memory without files, lost when it is closed: for tests and experiments.
 
     >>> with RamMemory({"codec": "none"}) as memory:
     ...     first = memory.append("cat", b"a cat")
@@ -42,5 +42,5 @@ def open_in_ram(
     cap: int | None = None,
     thumbnails: bool = False,
 ) -> RamMemory:
-    """A new one, as a store is opened."""
+    """A new memory, with the signature of `STORES`."""
     return RamMemory(create, cache_bytes=cache_bytes, cap=cap, thumbnails=thumbnails)

@@ -1,4 +1,4 @@
-"""The examples' rows and the records that they point to, checked whenever they are read."""
+"""Rows of examples and their records, with a checksum that is verified on every read."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from anytimecl.memory.checks import SIGNED, UNSIGNED, as_bytes
 from anytimecl.memory.database import is_damage
 from anytimecl.memory.stream import EXTENT, LARGEST, Stream
 
-_ENTRY = 220  # bytes of Python's own around each record: objects, dictionary entry, key
+_ENTRY = 220  # bytes of Python overhead for a cached record
 _TOGETHER = 64  # examples fetched by one statement
 
-# The outer loop is over the examples, and extents come in order.
+# CROSS JOIN: the outer loop is over examples, so that extents come in order.
 _JOINED = f"""
     SELECT e.id, e.label, e.candidates, e.start, e.size, e.crc, e.key, e.time, x.data
     FROM example e CROSS JOIN extent x
@@ -30,7 +30,7 @@ _JOINED = f"""
 
 
 class Place(NamedTuple):
-    """Where the record of an example lies, and what else is known of it."""
+    """Location of an example's record, and the other columns."""
 
     label: int
     candidates: int | None
@@ -38,18 +38,18 @@ class Place(NamedTuple):
     size: int
     crc: int
     key: str | None
-    time: int | None  # in milliseconds since 1970; None: not known
+    time: int | None  # in milliseconds since 1970; None: unknown
 
 
 class IndexEntry(NamedTuple):
-    """A record, and the number of its set of candidates."""
+    """A record, and the id of its candidate set."""
 
     record: bytes
     candidates: int | None = None
 
 
 class Cache:
-    """The records read again and again; of more than fit, that unused for longest goes.
+    """LRU cache of records, bounded in bytes.
 
     >>> cache = Cache(1000)
     >>> for example in range(4):
@@ -64,14 +64,14 @@ class Cache:
         self._records: OrderedDict[int, IndexEntry] = OrderedDict()
 
     def get(self, example: int) -> IndexEntry | None:
-        """As it was put."""
+        """The entry of an example, if cached."""
         stored = self._records.get(example)
         if stored is not None:
             self._records.move_to_end(example)
         return stored
 
     def put(self, example: int, stored: IndexEntry) -> None:
-        """From now on it is the one used last."""
+        """Add or replace an entry, as the most recently used."""
         self.drop(example)
         self._records[example] = stored
         self._bytes += len(stored.record) + _ENTRY
@@ -80,19 +80,19 @@ class Cache:
             self._bytes -= len(oldest.record) + _ENTRY
 
     def drop(self, example: int) -> None:
-        """It is gone."""
+        """Remove an entry."""
         stored = self._records.pop(example, None)
         if stored is not None:
             self._bytes -= len(stored.record) + _ENTRY
 
     def clear(self) -> None:
-        """All are."""
+        """Remove all entries."""
         self._records.clear()
         self._bytes = 0
 
 
 class Records:
-    """Records by example, inside whatever transaction is open; the hot set is kept in RAM."""
+    """Records by example, within the caller's transaction; cached in RAM."""
 
     def __init__(self, db: sqlite3.Connection, cache: Cache) -> None:
         self._db = db
@@ -115,14 +115,14 @@ class Records:
         self._db.execute("INSERT INTO example VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def rewrite(self, example: int, label: int, key: str | None) -> None:
-        """Another label and key; the record stays where it is."""
+        """Change label and key; the record is not moved."""
         record, place = self.get(example).record, self.place(example)
         crc = checksum(example, label, place.candidates, key, record, place.time)
         change = "UPDATE example SET label = ?, key = ?, crc = ? WHERE id = ?"
         self._db.execute(change, (label, key, crc, example))
 
     def drop(self, example: int, place: Place) -> None:
-        """Remove a record for good."""
+        """Delete a record and overwrite its bytes."""
         self.cache.drop(example)
         self.stream.free(place.start, place.size)
         self._db.execute("DELETE FROM example WHERE id = ?", (example,))
@@ -135,7 +135,7 @@ class Records:
         return row and Place(*row)
 
     def place(self, example: int) -> Place:
-        """Where an example lies."""
+        """The place of an example; StoreError if there is none."""
         place = self.find(example)
         if place is None:
             told = f"The memory has no example {example}: it was forgotten, or never stored."
@@ -143,7 +143,7 @@ class Records:
         return place
 
     def fetch(self, example: int, place: Place) -> bytes:
-        """A record from disk, checked."""
+        """Read a record from disk and verify it."""
         with blaming(example):
             record = self.stream.get(place.start, place.size)
             if not _fits(example, place, record):
@@ -151,7 +151,7 @@ class Records:
         return record
 
     def get(self, example: int) -> IndexEntry:
-        """A record; StoreError says what is wrong with it."""
+        """A record; StoreError if it is missing or damaged."""
         stored = self.cache.get(example)
         if stored is None:
             place = self.place(example)
@@ -160,7 +160,7 @@ class Records:
         return stored
 
     def get_many(self, ids: Iterable[int]) -> dict[int, IndexEntry]:
-        """The records that can be had quickly. `get` knows why others are not among them."""
+        """The records that are undamaged; for the others, `get` raises the reason."""
         found: dict[int, IndexEntry] = {}
         missing = []
         for example in dict.fromkeys(ids):
@@ -181,7 +181,7 @@ class Records:
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
                 raise
-            return  # one by one it will show whose damage it is
+            return  # reading one by one finds the damaged one
         for example, group in groupby(rows, itemgetter(0)):
             parts = list(group)
             place = Place(*parts[0][1:-1])
@@ -205,7 +205,7 @@ def checksum(
     record: bytes,
     time: int | None = None,
 ) -> int:
-    """Covers the record, whose it is and what it is an example of.
+    """Checksum of a record and its columns.
 
     >>> checksum(1, 1, None, None, b"cat") == checksum(1, 2, None, None, b"cat")
     False
@@ -220,7 +220,7 @@ def checksum(
 
 @contextmanager
 def blaming(example: int) -> Iterator[None]:
-    """Say which example a damaged page, or a row that makes no sense, belongs to."""
+    """Name the example in errors about a damaged page or an invalid row."""
     try:
         yield
     except (TypeError, struct.error, OverflowError) as error:
@@ -232,7 +232,7 @@ def blaming(example: int) -> Iterator[None]:
 
 
 def damaged(example: int) -> StoreError:
-    """What to say of a damaged example."""
+    """The error for a damaged example."""
     return StoreError(
         f"Example {example} of the memory is damaged: its bytes are not those that were stored. "
         "Run `anytimecl memory verify` to see what else is, and restore a backup."

@@ -1,4 +1,4 @@
-"""Save what can still be read from a damaged memory."""
+"""Rescue of the readable part of a damaged memory."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _AT_ONCE = 1000  # examples in one transaction
 
 
 class Rescued(NamedTuple):
-    """How many examples came along, and which could not."""
+    """Number of rescued examples, and ids of the others."""
 
     examples: int
     left_out: tuple[int, ...]
 
 
 def rescue(store: Store, to: Path) -> Rescued:
-    """Write a sound memory with everything that can be read, under the same ids, into `to`.
+    """Write everything that can be read, with the same ids, as a new memory in the folder `to`.
 
-    A new folder, which appears all at once: half of it would look like a memory, too.
+    The folder appears atomically, since half of it would look like a memory, too.
 
     >>> import tempfile
     >>> from anytimecl.memory import RamMemory
@@ -50,13 +50,13 @@ def rescue(store: Store, to: Path) -> Rescued:
                 new.journal.write(number, kind, data)
             for key, used in store.keys.rows():
                 new.keys.copy(key, used)
-            new.last = store.last  # numbers of what was left out are not given out again
+            new.last = store.last  # ids of lost examples are not reused
             new.note("rescue", {"left_out": left_out})
     return Rescued(len(ids) - len(left_out), tuple(left_out))
 
 
 def _copy(store: Store, new: Store, example: int, texts: Mapping[int, str]) -> bool:
-    """Whether the example is whole, and now in the new memory."""
+    """Copy an example; returns False if it is damaged."""
     try:
         place = store.records.find(example)
         if place is None or place.label not in texts:

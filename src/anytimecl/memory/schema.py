@@ -1,4 +1,4 @@
-"""The tables, and how a memory of an older version becomes one of this version."""
+"""The tables, and migrations from older versions."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from anytimecl.errors import StoreError
 from anytimecl.memory.checks import text_checksum
 
-APPLICATION = 0x616E7974  # "anyt": tells our files from any other SQLite database
+APPLICATION = 0x616E7974  # "anyt": distinguishes our files from other SQLite databases
 PAGE = 4096
 
-# Step n makes version n + 1 out of version n, so that a new memory and an old one take the same
-# road. A step that was ever released is never changed.
+# Step n migrates version n to n + 1; a new memory takes every step. Released steps never change.
 #
-# `id` of an example and `number` of an event are drawn from one counter: an example is its own
-# `learn` event, at no cost. Checksums are of all that an entry says, so that a flipped bit in a
-# label number is found as surely as one in a record.
+# `id` of an example and `number` of an event come from one counter: an example is its own `learn`
+# event. Checksums cover all columns, so that a flipped bit in a label number is found like one in
+# a record.
 MIGRATIONS: tuple[str, ...] = (
     """
     CREATE TABLE meta (
@@ -56,15 +55,15 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE hole (start INTEGER PRIMARY KEY, size INTEGER NOT NULL);
     CREATE INDEX hole_size ON hole (size);
     """,
-    # When it was learned, in milliseconds since 1970. What is older than this step has no time.
+    # When an example was learned, in milliseconds since 1970. Older ones have no time.
     "ALTER TABLE example ADD COLUMN time INTEGER",
-    # What an image's tokens are, as a digest: the same image is known again. Older ones have none.
+    # Digest of an image's tokens, to recognise the image. Older examples have none.
     """
     CREATE TABLE content (example INTEGER PRIMARY KEY, digest INTEGER NOT NULL);
     CREATE INDEX content_digest ON content (digest)
     """,
-    # Keys of requests that have taught, which outlive their examples; digests alone, since what is
-    # forgotten leaves no text behind.
+    # Used keys of requests, which outlive their examples; digests only, since forgetting must leave
+    # no text.
     """
     CREATE TABLE used_key (
         key BLOB PRIMARY KEY,
@@ -73,15 +72,15 @@ MIGRATIONS: tuple[str, ...] = (
         crc INTEGER NOT NULL
     ) WITHOUT ROWID
     """,
-    # What an image was called where it came from, and a small picture of it. `withdrawn` has the
-    # examples that were taken back (their label is number 0), each with the event that did it:
-    # they stay until no checkpoint needs them.
+    # Name of an image where it comes from, and its thumbnail. `withdrawn` has undone examples
+    # (their label is 0), each with the event that undid it: they stay until no checkpoint needs
+    # them.
     """
     CREATE TABLE source (example INTEGER PRIMARY KEY, name TEXT NOT NULL);
     CREATE TABLE thumbnail (example INTEGER PRIMARY KEY, data BLOB NOT NULL);
     CREATE TABLE withdrawn (example INTEGER PRIMARY KEY, number INTEGER NOT NULL)
     """,
-    # Checksums of these as well. What is older than this step has none.
+    # Checksums of these tables. Older rows have none.
     """
     ALTER TABLE content ADD COLUMN crc INTEGER;
     ALTER TABLE source ADD COLUMN crc INTEGER;
@@ -98,7 +97,7 @@ def version_of(db: sqlite3.Connection) -> int:
 
 
 def create(db: sqlite3.Connection, meta: Mapping[str, str]) -> None:
-    """Empty tables, and what is to be known of them for ever; all of it or nothing."""
+    """Create empty tables and the metadata, atomically."""
     migrate(db, MIGRATIONS, meta)
 
 
@@ -107,7 +106,7 @@ def migrate(
     steps: Sequence[str] = MIGRATIONS,
     meta: Mapping[str, str] | None = None,
 ) -> None:
-    """Bring the tables to the newest version, all the way or not at all.
+    """Migrate the tables to the newest version, atomically.
 
     >>> db = sqlite3.connect(":memory:", isolation_level=None)
     >>> migrate(db)
@@ -148,7 +147,7 @@ def check(db: sqlite3.Connection, steps: Sequence[str] = MIGRATIONS) -> int:
 
 
 def read_meta(db: sqlite3.Connection) -> dict[str, str]:
-    """What was written down at the beginning; StoreError if that is damaged."""
+    """The metadata; StoreError if it is damaged."""
     rows = db.execute("SELECT key, value, crc FROM meta").fetchall()
     for key, value, crc in rows:
         if crc != text_checksum(key, value):

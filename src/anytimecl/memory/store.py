@@ -33,10 +33,9 @@ _AT_ONCE = 10_000  # rows that an iterator takes while others wait
 
 
 class Store(Closing):
-    """A `Memory` over one connection, made by `open_memory`.
+    """A `Memory` in SQLite, opened by `open_memory`.
 
-    Every method may be called from any thread of the process that opened it; calls take turns.
-    Other processes may read the same files at the same time.
+    Thread-safe: calls are serialised. Other processes may read the same files meanwhile.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Store(Closing):
             raise StoreError(f"The cap on stored examples is at least 1, not {cap}.")
         self.path = path
         self.read_only = read_only
-        self.thumbnails = thumbnails  # whether small pictures are kept
+        self.thumbnails = thumbnails  # whether thumbnails are stored
         self.lock = threading.RLock()
         self.records = Records(db, Cache(cache_bytes))
         self.vocabulary = Vocabulary(db)
@@ -63,7 +62,7 @@ class Store(Closing):
         self.keys = Keys(db)
         self.about = About(db)
         self.lost: tuple[int, int] | None = None  # first and last number found missing on opening
-        self.evicted: dict[int, bytes] = {}  # records that the last addition took the place of
+        self.evicted: dict[int, bytes] = {}  # records evicted by the last addition
         self._db: sqlite3.Connection | None = db
         self._process = os.getpid()
         self._cap = cap
@@ -130,7 +129,7 @@ class Store(Closing):
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                     self.last, stream.end, stream.extents = before
-                else:  # SQLite itself has undone it; or it was committed, and then interrupted
+                else:  # SQLite rolled back, or an interrupt came after the commit
                     self._look_again(*before)
                 self.vocabulary.reset()
                 if isinstance(error, ERRORS):
@@ -140,7 +139,7 @@ class Store(Closing):
                 self._acknowledge(self.last)
 
     def _look_again(self, last: int, end: int, extents: int) -> None:
-        """Where the tables end; as it was before, where they cannot be asked."""
+        """Read the ends of the tables again; on failure, restore those before."""
         stream = self.records.stream
         try:
             stream.load()
@@ -149,14 +148,14 @@ class Store(Closing):
             self.last, stream.end, stream.extents = last, end, extents
 
     def check_writable(self) -> None:
-        """StoreError if nothing may be written; before work whose result could not be kept."""
+        """Raise StoreError if the memory is read-only."""
         if self.read_only:
             raise StoreError("The memory was opened for reading only: open it without that.")
 
     def admit_loss(self, promised: int) -> None:
-        """Something outside knows of an event `promised`: if there is none, say what is gone.
+        """Event `promised` was acknowledged: if it is missing, record the loss and warn.
 
-        Its number, and those before it, are never given out again.
+        Numbers up to it are not reused.
         """
         with self.reading():
             first = (self.journal.last() if self.read_only else self.last) + 1
@@ -215,18 +214,18 @@ class Store(Closing):
             warnings.warn(told, StoreWarning, stacklevel=3)
 
     def _evict(self) -> None:
-        """Make room: the oldest example of the largest class goes."""
+        """Evict the oldest example of the largest class."""
         label = self.vocabulary.largest()
         oldest = "SELECT min(id) FROM example WHERE label = ?"
         example = self.db.execute(oldest, (label,)).fetchone()[0]
         text = self.vocabulary.text(label)
-        with suppress(StoreError):  # damaged: nobody will miss it
+        with suppress(StoreError):  # damaged
             self.evicted[example] = self.records.get(example).record
         self.remove(example)
         self.note("evict", {"example": example, "label": text})
 
     def remove(self, example: int) -> bool:
-        """Take an example away for good, inside a transaction; whether there was one."""
+        """Delete an example, inside a transaction; returns False if there is none."""
         place = self.records.find(example)
         if place is None:
             return False
@@ -239,10 +238,10 @@ class Store(Closing):
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """The connection, with the lock held and errors told in words."""
+        """The connection, with the lock held and SQLite errors translated."""
         with self.lock:
             db = self.db
-            # The owner's lock keeps its data still; a reader needs a transaction for that.
+            # For a consistent view a read-only process needs a transaction; the owner has its lock.
             apart = self.read_only and not db.in_transaction
             try:
                 if apart:
@@ -256,7 +255,7 @@ class Store(Closing):
 
     @property
     def closed(self) -> bool:
-        """Whether it was let go."""
+        """Whether the memory was closed."""
         return self._db is None
 
     @property
@@ -277,7 +276,7 @@ class Store(Closing):
             return row and int(row[0])
 
     def taught_by(self, key: str) -> int | None:
-        """The example that a plain key taught, even if it has another key by now."""
+        """The id of the example learned with a plain key, even if it has another key now."""
         with self.reading():
             known = self.has_key(key)
             if known is not None or isinstance(key, RequestKey | FileKey):
@@ -339,25 +338,25 @@ class Store(Closing):
             return Example(example, label, record, candidates, example)
 
     def labelled(self, example: int) -> Place:
-        """Where an example lies; StoreError if it was taken back."""
+        """The place of an example; StoreError if it was undone."""
         place = self.records.place(example)
         if not place.label:
             raise StoreError(f"The memory has no example {example}: it was taken back.")
         return place
 
     def label(self, example: int) -> str | None:
-        """Of an example; None if it was taken back."""
+        """The label of an example; None if it was undone."""
         with self.reading():
             place = self.records.place(example)
             return self.vocabulary.text(place.label) if place.label else None
 
     def digest(self, example: int) -> int | None:
-        """Of the tokens of an example, where it is known."""
+        """The digest of an example's tokens, if known."""
         with self.reading():
             return self.about.digest(example)
 
     def told_of(self, example: int) -> tuple[str | None, str | None]:
-        """The label of an example, and what its image was called where it came from."""
+        """The label of an example, and the name of its source."""
         with self.reading():
             return self.label(example), self.about.source(example)
 
@@ -384,7 +383,7 @@ class Store(Closing):
         return found
 
     def thumbnail(self, example: int) -> bytes | None:
-        """The small picture of an example, where there is one."""
+        """The thumbnail of an example, if there is one."""
         with self.reading():
             return self.about.thumbnail(example)
 
@@ -422,7 +421,7 @@ class Store(Closing):
     ) -> list[tuple[int, int]]:
         """The next (example, number of its label) in order of arrival.
 
-        The number is 0 for those that were taken back, which come `withdrawn` alone.
+        The number is 0 for undone examples, which are included only if `withdrawn`.
         """
         only = "" if withdrawn else "AND +label != 0"
         if label is not None:

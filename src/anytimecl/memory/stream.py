@@ -1,9 +1,9 @@
-"""Records of any size laid end to end, in database rows that fill their pages exactly.
+"""A byte stream of records, stored in database rows that fill their pages exactly.
 
-A row for each record would waste up to a page of 4 KB: on records of 2.5 KB that is 64 % more
-disk than payload. So records share one long stream of bytes, cut into extents of one fixed size
-that SQLite lays out without a gap: one eighth of a leaf page and one whole overflow page. A
-record may span extents. What is freed becomes a hole, zeroed, for the next record that fits.
+A row for each record would waste up to a page of 4 KB: with records of 2.5 KB, 64 % more disk than
+payload. So records are concatenated to a stream, which is cut into extents of a fixed size that
+SQLite stores without a gap: one eighth of a leaf page and one whole overflow page. A record may
+span extents. Freed ranges are zeroed and become holes, for the next record that fits.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ EXTENT = _LEAST + (PAGE - 4) - 4
 
 
 class Stream:
-    """Allocates, writes and reads ranges, inside whatever transaction is open.
+    """Allocates, writes and reads ranges, within the caller's transaction.
 
-    `end` and `extents` mirror the tables: whoever rolls back restores them with `load`.
+    `end` and `extents` mirror the tables: call `load` after a rollback.
     """
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self.end = 0  # where free space without end begins
+        self.end = 0  # end of the last record or hole
         self.extents = 0
 
     def load(self) -> None:
-        """Find the end of the stream."""
+        """Read `end` and `extents` from the tables."""
         last = "SELECT coalesce(max(id) + 1, 0) FROM extent"
         self.extents = self._db.execute(last).fetchone()[0]
         used = "SELECT max(start + size) FROM {}"
@@ -42,11 +42,11 @@ class Stream:
             ends = [self._db.execute(used.format(table)).fetchone()[0] for table in _USERS]
             self.end = max(end or 0 for end in ends)
         except sqlite3.DatabaseError:
-            # Damage hides who uses the last extent, so nobody new does.
+            # Damage hides the end of the used range: start at a new extent.
             self.end = self.extents * EXTENT
 
     def put(self, data: bytes) -> int:
-        """Store the bytes, and return where they start."""
+        """Store the bytes; returns their offset."""
         if not data:
             return 0
         if len(data) > LARGEST:
@@ -59,7 +59,7 @@ class Stream:
         return start
 
     def get(self, start: int, size: int) -> bytes:
-        """The bytes of a range; fewer, or others, if it is damaged."""
+        """The bytes of a range; fewer or others if it is damaged."""
         if size > LARGEST:
             return b""
         first, offset = divmod(start, EXTENT)
@@ -71,13 +71,13 @@ class Stream:
         return b"".join(parts)[offset : offset + size]
 
     def free(self, start: int, size: int) -> None:
-        """Overwrite a range with zeros and make it a hole, one with the holes beside it."""
+        """Zero a range and make it a hole, merged with adjacent holes."""
         if not size or not self._written(start, bytes(size)):
             return
         self.make_hole(start, size)
 
     def make_hole(self, start: int, size: int) -> None:
-        """Note a blank range as free, one with the free ranges beside it."""
+        """Add a zeroed range to the holes, merged with adjacent ones."""
         before = "SELECT start, size FROM hole WHERE start < ? ORDER BY start DESC LIMIT 1"
         previous = self._db.execute(before, (start,)).fetchone()
         if previous and previous[0] + previous[1] == start:
@@ -110,7 +110,7 @@ class Stream:
             done += len(part)
 
     def _written(self, start: int, data: bytes) -> bool:
-        """Whether the range could be replaced; one on a damaged page is never used again."""
+        """Write a range; returns False on a damaged page, which is not used again."""
         try:
             self.write(start, data)
         except sqlite3.DatabaseError as error:
@@ -120,7 +120,7 @@ class Stream:
         return True
 
     def _hole(self, size: int) -> int | None:
-        """Take the range from the smallest hole that has room for it."""
+        """Allocate from the smallest hole that is large enough."""
         best = "SELECT start, size FROM hole WHERE size >= ? ORDER BY size, start LIMIT 1"
         hole = self._db.execute(best, (size,)).fetchone()
         if hole is None:

@@ -1,4 +1,4 @@
-"""Is everything that was stored still there, and still what it was?"""
+"""Verification of a memory: checksums, counts and structure."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from anytimecl.memory.database import connect_read_only, telling
 from anytimecl.memory.store import Store
 from anytimecl.memory.stream import EXTENT
 
-_SHOWN = 20  # ids or findings that a text repeats
+_SHOWN = 20  # ids or problems listed in a message
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify` found.
+    """Result of `verify`.
 
     >>> print(Report(examples=3, damaged=(2,)))
     3 examples checked, 1 damaged: 2
     """
 
     examples: int
-    damaged: tuple[int, ...] = ()  # ids of examples that cannot be used
-    problems: tuple[str, ...] = ()  # everything else that is wrong with the files
-    lost: tuple[int, int] | None = None  # first and last number acknowledged, then missing
+    damaged: tuple[int, ...] = ()  # ids of damaged examples
+    problems: tuple[str, ...] = ()  # other problems
+    lost: tuple[int, int] | None = None  # first and last acknowledged event that is missing
 
     @property
     def ok(self) -> bool:
-        """Whether nothing at all is wrong."""
+        """Whether no problem was found."""
         return not self.damaged and not self.problems and self.lost is None
 
     def __str__(self) -> str:
@@ -44,9 +44,9 @@ class Report:
 
 
 def verify(store: Store, progress: Progress | None = None) -> Report:
-    """Read everything and check it, on a snapshot, while others go on writing.
+    """Read and check everything, on a snapshot, while others may write.
 
-    `progress` is told of every record.
+    `progress` is called for every record.
 
     >>> from anytimecl.memory import RamMemory
     >>> with RamMemory() as memory:
@@ -72,7 +72,7 @@ def verify(store: Store, progress: Progress | None = None) -> Report:
 
 
 def _all_told(check: Iterator[str]) -> Iterator[str]:
-    """What a check finds; that it cannot go on is a finding too."""
+    """Problems found by a check; an error that ends it is one, too."""
     try:
         yield from check
     except (StoreError, sqlite3.Error) as error:
@@ -82,7 +82,7 @@ def _all_told(check: Iterator[str]) -> Iterator[str]:
 def _records(
     view: Store, examples: list[int], damaged: set[int], progress: Progress | None
 ) -> Iterator[str]:
-    """Every record, against its checksum."""
+    """Check every record's checksum."""
     examples += view.all_ids()
     for done, example in enumerate(examples, 1):
         if not _readable(view, example):
@@ -104,14 +104,14 @@ def _readable(view: Store, example: int) -> bool:
 
 
 def _structure(view: Store) -> Iterator[str]:
-    """SQLite's own opinion of its pages."""
+    """SQLite's integrity check."""
     for (message,) in view.db.execute("PRAGMA integrity_check(100)"):
         if message != "ok":
             yield str(message)
 
 
 def _texts(view: Store, damaged: set[int]) -> Iterator[str]:
-    """Labels and candidates; an example whose label or candidates are damaged is damaged too."""
+    """Check labels and candidate sets; examples of damaged ones are damaged, too."""
     known = ", ".join(map(str, view.vocabulary.texts())) or "NULL"
     broken = f"SELECT id FROM example WHERE label != 0 AND (label NOT IN ({known})"
     sets = ", ".join(map(str, view.vocabulary.damaged_candidates())) or "NULL"
@@ -124,7 +124,7 @@ def _texts(view: Store, damaged: set[int]) -> Iterator[str]:
 
 
 def _counts(view: Store) -> Iterator[str]:
-    """How many examples each label has, by its own word and by counting."""
+    """Compare each label's stored count with the number of its examples."""
     told = dict(view.db.execute("SELECT id, examples FROM label").fetchall())
     counting = "SELECT label, count(*) FROM example INDEXED BY example_label "
     counting += "WHERE label != 0 GROUP BY label"
@@ -145,7 +145,7 @@ def _keys(view: Store) -> Iterator[str]:
 
 
 def _space(view: Store) -> Iterator[str]:
-    """Records and holes lie end to end, and what is free is blank."""
+    """Check that records and holes are contiguous, and free space is zeroed."""
     ranges = "SELECT start, size, 0 FROM example WHERE size > 0 UNION ALL "
     ranges += "SELECT start, size, 1 FROM hole ORDER BY 1"
     end, blank = 0, True
@@ -167,7 +167,7 @@ def _blank(view: Store, start: int, end: int) -> bool:
 
 @contextmanager
 def snapshot(store: Store) -> Iterator[Store]:
-    """A view that does not change, and keeps nobody waiting where there are files."""
+    """A consistent view; on disk, without blocking writers."""
     if store.path is None:
         with store.reading():
             yield store

@@ -1,4 +1,4 @@
-"""The label texts, each stored once, and the sets of candidates, each stored once."""
+"""Label texts and candidate sets, each stored once."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from anytimecl.errors import StoreError
 from anytimecl.memory.checks import as_bytes, text_checksum
 from anytimecl.memory.database import is_damage
 
-LABELS_IN_RAM = 1 << 20  # of sets of candidates; with more, the next one begins anew
+LABELS_IN_RAM = 1 << 20  # in cached candidate sets; beyond that the cache is cleared
 
 
 class Vocabulary:
-    """Texts by number, inside whatever transaction is open; whoever rolls back calls `reset`.
+    """Texts by number, within the caller's transaction; call `reset` after a rollback.
 
-    Numbers are never given out twice, so that one seen a moment ago still means the same.
+    Numbers are never reused.
     """
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._sets: dict[int, tuple[str, ...]] = {}  # as read, so that equal ones share
-        self._held = 0  # labels in them
-        self._last: tuple[tuple[str, ...], int] | None = None  # as written, with its number
+        self._sets: dict[int, tuple[str, ...]] = {}  # cache of sets that were read
+        self._held = 0  # labels in it
+        self._last: tuple[tuple[str, ...], int] | None = None  # last set written, with its number
 
     def reset(self) -> None:
-        """Trust nothing but the tables."""
+        """Clear caches."""
         self._sets.clear()
         self._held, self._last = 0, None
 
     def add_example(self, text: str) -> int:
-        """Count one example more; a label comes with its first one. Returns its number."""
+        """Increment a label's count, adding the label if new; returns its number."""
         known = self._db.execute("SELECT id FROM label WHERE text = ?", (text,)).fetchone()
         if known:
             more = "UPDATE label SET examples = examples + 1 WHERE id = ?"
@@ -46,35 +46,35 @@ class Vocabulary:
         return number
 
     def rename(self, number: int, text: str) -> None:
-        """Another text for a label; no other one may have it."""
+        """Change a label's text, which must not be in use."""
         change = "UPDATE label SET text = ?, crc = ? WHERE id = ?"
         self._db.execute(change, (text, text_checksum(number, text), number))
 
     def number(self, text: str) -> int | None:
-        """Of a label, if there is one."""
+        """The number of a label, or None."""
         known = self._db.execute("SELECT id FROM label WHERE text = ?", (text,)).fetchone()
         return known and int(known[0])
 
     def drop_example(self, number: int) -> None:
-        """Count one example less; a label goes with its last one."""
+        """Decrement a label's count; the label is deleted with its last example."""
         less = "UPDATE label SET examples = examples - 1 WHERE id = ?"
         self._db.execute(less, (number,))
         self._db.execute("DELETE FROM label WHERE id = ? AND examples <= 0", (number,))
 
     def texts(self) -> dict[int, str]:
-        """The labels by number, without those that are damaged."""
+        """Undamaged labels by number."""
         try:
             rows = self._db.execute("SELECT id, text, crc FROM label").fetchall()
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
                 raise
-            # The index over the texts has them a second time.
+            # The index over the texts is a second copy.
             whole = "SELECT id, text FROM label INDEXED BY sqlite_autoindex_label_1"
             return dict(self._db.execute(f"{whole} WHERE text > ''").fetchall())
         return {id_: text for id_, text, crc in rows if crc == text_checksum(id_, text)}
 
     def text(self, number: int) -> str:
-        """One label."""
+        """The text of a label."""
         wanted = "SELECT text, crc FROM label WHERE id = ?"
         row = self._db.execute(wanted, (number,)).fetchone()
         if row is None or row[1] != text_checksum(number, row[0]):
@@ -82,12 +82,12 @@ class Vocabulary:
         return str(row[0])
 
     def counts(self) -> dict[str, int]:
-        """How many examples each label has, in order of first appearance."""
+        """Number of examples of each label, in order of first appearance."""
         rows = self._db.execute("SELECT id, text, examples, crc FROM label ORDER BY id")
         return {text: count for id_, text, count, crc in rows if crc == text_checksum(id_, text)}
 
     def largest(self) -> int:
-        """The label with most examples; of several the one known for longest."""
+        """The label with the most examples; of several, the oldest."""
         most = "SELECT id FROM label ORDER BY examples DESC, id LIMIT 1"
         return int(self._db.execute(most).fetchone()[0])
 
@@ -110,7 +110,7 @@ class Vocabulary:
         return number
 
     def candidates(self, number: int | None) -> tuple[str, ...] | None:
-        """A set of candidates as it was given."""
+        """A candidate set, as it was given."""
         if number is None:
             return None
         if number not in self._sets:
@@ -127,12 +127,12 @@ class Vocabulary:
         return self._sets[number]
 
     def damaged_candidates(self) -> Iterable[int]:
-        """Numbers of the sets whose digest does not fit."""
+        """Numbers of damaged candidate sets."""
         rows = self._db.execute("SELECT id, digest, labels FROM candidates")
         return [number for number, digest, labels in rows if digest != _digest(labels)]
 
     def drop_unused_candidates(self) -> None:
-        """Remove the sets that no example has any more."""
+        """Delete candidate sets that no example uses."""
         used = "SELECT candidates FROM example WHERE candidates IS NOT NULL"
         self._db.execute(f"DELETE FROM candidates WHERE id NOT IN ({used})")
         self.reset()

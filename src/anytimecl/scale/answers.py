@@ -1,4 +1,4 @@
-"""Answers of several leaves as one."""
+"""Combines the predictions of several leaves."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TreePrediction(Prediction):
-    """A prediction, the leaves that made it, and those that should have but could not."""
+    """A prediction, the leaves that made it, and those that could not be reached."""
 
     leaves: tuple[int, ...] = field(default=(), repr=False)
     missing: tuple[int, ...] = ()
 
     @property
     def degraded(self) -> bool:
-        """Whether a leaf that matters was out of reach: what it learned had no say."""
+        """Whether a relevant leaf could not be reached, so that its examples had no influence."""
         return bool(self.missing)
 
 
 def mixed(answers: Sequence[LeafAnswer], weights: Tensor) -> LeafAnswer:
-    """The mean of what leaves say, by their weights [image, leaf]; one leaf is left as it is.
+    """Weighted mean of leaves' answers, by weights [image, leaf]; a single one is unchanged.
 
-    A label is known if one of them has seen it; its record is that of the leaf that saw it most.
+    A label is seen if it is in one of them; its record is that of the leaf with most examples.
     """
     if len(answers) == 1:
         return answers[0]
@@ -59,7 +59,7 @@ def mixed(answers: Sequence[LeafAnswer], weights: Tensor) -> LeafAnswer:
         records=records,
     )
     values = mean([answer.values for answer in answers])
-    # The surest of them knows best that it is nothing new: others may never have met its label.
+    # The minimum: other leaves may have no example of the image's label.
     none = torch.stack([answer.none for answer in answers]).amin(0)
     nearest = weights.argmax(1).tolist()
     spoke = [answers[leaf].spoke[image] for image, leaf in enumerate(nearest)]
@@ -67,7 +67,7 @@ def mixed(answers: Sequence[LeafAnswer], weights: Tensor) -> LeafAnswer:
 
 
 def original_only(backbone: Backbone, tokens: Tensor, vectors: Tensor) -> LeafAnswer:
-    """What is left when no leaf can be reached: the model as it always was."""
+    """The original model's answer, if no leaf can be reached."""
     logits = backbone.spec.logit_scale * image_vectors(backbone, tokens) @ vectors.T
     return LeafAnswer.of(unlearned(logits, backbone.spec.none_logit), POOL)
 
@@ -75,7 +75,7 @@ def original_only(backbone: Backbone, tokens: Tensor, vectors: Tensor) -> LeafAn
 def gathered(
     waiting: Mapping[int, Future[T]], patience: float
 ) -> tuple[dict[int, T], tuple[int, ...]]:
-    """The answers that came, and the leaves that did not answer."""
+    """Answers that arrived in time, and the leaves that did not answer."""
     answers, missing = {}, []
     for leaf, future in waiting.items():
         try:
@@ -86,7 +86,7 @@ def gathered(
 
 
 def pooled(stats: Sequence[Mapping[str, LabelStats]]) -> dict[str, LabelStats]:
-    """What leaves know of their labels: examples summed, the rest the mean by their examples.
+    """Statistics by label over leaves: examples summed, the rest averaged by examples.
 
     >>> one, two = LabelStats(1, 0.0, 1.0, 0.5), LabelStats(3, 1.0, 0.0, 0.5)
     >>> pooled([{"cat": one}, {"cat": two}])

@@ -1,8 +1,8 @@
-"""Another encoder under the tuned tail: its own tokens and block, one linear layer to the labels.
+"""An image-only encoder in the label space of another model, through a linear layer.
 
-An encoder that knows images only (DINOv2) joins a model with a text side: the label vectors stay
-those of that model, and a linear layer brings the encoder's features into their space. The layer
-learns together with the block, at a rate of its own, since it starts from nothing.
+An image-only encoder such as DINOv2 is joined with a model that has a text encoder: label
+embeddings are that model's, and a linear layer maps the encoder's features into their space. It is
+trained together with the block, at its own learning rate, since it is initialised randomly.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from anytimecl.settings import LearnerConfig
 from anytimecl.stream import StreamLearner
 
 LAYER = "visual_projection.weight"
-# A smaller block that was made for no text has further to go than CLIP's, with every example.
+# A smaller block, not pre-trained with text, needs larger steps than CLIP's.
 ENCODER = LearnerConfig(lr=3e-5, eager=0.0, imprint=0.0)
 
 
 @dataclass(frozen=True)
 class LayerRates:
-    """Learning rates of the layer, chosen on training images held out (benchmarks/encoders.py).
+    """Learning rates of the layer, chosen on held-out training images (benchmarks/encoders.py).
 
-    It knows nothing at first and has to hurry; later it should keep still for the block.
+    High at first, since the layer is random; then low, so that it hardly moves under the block.
     """
 
     first: float = 1e-3
-    half: float = 100.0  # steps after which the rate is half of the first
+    half: float = 100.0  # steps after which the rate is halved
 
 
 def join(encoder: Backbone, labels: Backbone, seed: int = 0) -> Backbone:
-    """`encoder` with the label space of `labels`, through a linear layer that knows nothing yet."""
+    """`encoder` in the label space of `labels`, through a randomly initialised linear layer."""
     if LAYER in encoder.tail:
         return encoder
     dim = labels.spec.dim
@@ -65,13 +65,13 @@ def join(encoder: Backbone, labels: Backbone, seed: int = 0) -> Backbone:
         text=labels.text,
         templates=labels.templates,
         label_cache=labels.label_cache,
-        prior=None,  # its vectors are those of the fresh layer
+        prior=None,  # embeddings depend on the new layer
         former_weights=lambda: identity(encoder.former(), labels.former()),
     )
 
 
 def fresh_layer(dim: int, width: int, seed: int) -> Tensor:
-    """[dim, width]: a random rotation, so that what is alike stays alike."""
+    """A random rotation [dim, width], which preserves similarities."""
     noise = torch.randn(max(dim, width), min(dim, width), generator=_generator(seed))
     rotation: Tensor = torch.linalg.qr(noise.double()).Q.float()
     return (rotation if dim >= width else rotation.T).contiguous()
@@ -82,7 +82,7 @@ def _generator(seed: int) -> torch.Generator:
 
 
 class JointLearner(OnlineLearner):
-    """A learner whose last linear layer learns too."""
+    """A learner that also trains the last linear layer."""
 
     def __init__(
         self,
@@ -96,15 +96,15 @@ class JointLearner(OnlineLearner):
         self.rates = rates or LayerRates()
 
     def can_be_written_out(self) -> bool:
-        """The step that is written out knows nothing of the layer."""
+        """The hand-written step does not support the layer."""
         return False
 
     def trainable(self) -> dict[str, Tensor]:
-        """What learning changes, by name."""
+        """Trainable tensors by name."""
         return super().trainable() | {LAYER: self.params[LAYER]}
 
     def update(self, gradients: Mapping[str, Gradient], lr: Tensor, count: Tensor) -> None:
-        """The same, with the layer at a rate of its own."""
+        """The same, with the layer at its own learning rate."""
         rest = {name: gradient for name, gradient in gradients.items() if name != LAYER}
         super().update(rest, lr, count)
         layer = gradients[LAYER]
@@ -115,7 +115,7 @@ class JointLearner(OnlineLearner):
 
 
 class EncoderStream(StreamLearner):
-    """A whole stream learned by a joined encoder, from resident tokens."""
+    """`StreamLearner` for a joined encoder, from resident tokens."""
 
     joined: type[JointLearner] = JointLearner
 

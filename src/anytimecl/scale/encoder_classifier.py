@@ -1,4 +1,4 @@
-"""`AnytimeClassifier` over a joined encoder: durable, and its layer learns with the block."""
+"""`AnytimeClassifier` for a joined encoder, whose linear layer is trained with the block."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Several models that learn and answer together: CLIP as it was, CLIP tuned, and any others.
+"""An ensemble of models in one pool, which learn and predict together.
 
-The first classifier brings the original and the tuned model. Others join by name: a tuned DINOv2,
-or a scorer of the user's own that learns nothing here. All of them speak in probabilities. Each is
-judged on examples that it has not learned yet, and `anytimecl.pool` weighs them by that.
+The first classifier contributes the original, the tuned and the Gaussian expert. Others are added
+by name: a tuned DINOv2, or a user-defined scorer that does not learn here. Each is scored on
+examples before it learns them, and `anytimecl.pool` fits the weights.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from anytimecl.prediction import THRESHOLD, Prediction, predictions
 from anytimecl.trainer import Learned
 
 FILE = "ensemble.json"
-FIRST = ""  # no other has that name
+FIRST = ""  # name of the first classifier
 ORIGINAL, TUNED, GAUSSIAN = "original", "tuned", "gaussian"
-SAVE_EVERY = 256  # examples: what the evidence loses at most to a crash
-EVERY = 16  # examples, after which experts are weighed anew
-ABSENT = -50.0  # log-score of a label that was not there yet
-ROUNDING = 0.01  # that the probabilities of an image may be off one in sum
+SAVE_EVERY = 256  # examples: the evidence that a crash loses at most
+EVERY = 16  # examples between two fits of the weights
+ABSENT = -50.0  # log-score of a label that was not a candidate
+ROUNDING = 0.01  # tolerance of the sum of an image's probabilities
 
 
 class Scorer(Protocol):
-    """A model of the user's own, which learns nothing here."""
+    """A user-defined model, which does not learn here."""
 
     def __call__(self, images: Sequence[PIL.Image.Image], labels: Sequence[str], /) -> ArrayLike:
-        """Probabilities [image, label]: none below zero, and those of an image add up to one.
+        """Probabilities [image, label], non-negative and with sum 1 for each image.
 
-        Scores of another kind (logits, log-probabilities) go through a softmax first.
+        Apply a softmax to logits or log-probabilities first.
         """
         ...
 
@@ -59,17 +59,16 @@ Member = AnytimeClassifier | Scorer
 
 @dataclass(frozen=True)
 class EnsemblePrediction(Prediction):
-    """A prediction, and what each model said."""
+    """A prediction, with those of each model."""
 
     models: dict[str, dict[str, float]] = field(default_factory=dict, repr=False)
 
 
 class Ensemble(Closing):
-    """A classifier, and others beside it, in one pool.
+    """A classifier and further members in one pool.
 
-    Every other classifier brings two experts, its tuned model and what images of a label look like
-    to its encoder; a scorer brings one. `folder` keeps what is known of each; the classifiers keep
-    their own examples.
+    Each further classifier adds two experts, its tuned model and its Gaussian expert; a scorer adds
+    one. `folder` stores the pool's evidence; the classifiers store their own examples.
     """
 
     def __init__(
@@ -92,13 +91,13 @@ class Ensemble(Closing):
             self.weights = kept.get("weights", {})
 
     def learn_one(self, image: ImageSource, label: str, *, key: str | None = None) -> Learned:
-        """Score the image with every expert, then let each learn it. The same key teaches once."""
+        """Score the image with every expert, then learn it with each classifier, once for a key."""
         label, key = teachable(label), key or uuid.uuid4().hex
         loaded = load_image(image)
         known = self.first.memory.has_key(key) is not None
         asked = list(dict.fromkeys([*self.first.labels, label]))
         tokens = self._encoded([loaded])
-        if not known:  # of a repeated one nothing is known from before it was learned
+        if not known:  # a repeated example was learned before: no evidence
             said = self._opinions([loaded], tokens, asked).everyone()
             self._evidence.append(
                 (
@@ -142,7 +141,7 @@ class Ensemble(Closing):
         return found if many else found[0]
 
     def save(self) -> None:
-        """Write down what is known of each expert."""
+        """Store the pool's evidence."""
         self._unsaved = 0
         if self._file is None:
             return
@@ -160,7 +159,7 @@ class Ensemble(Closing):
                 member.close()
 
     def _encoded(self, images: Sequence[PIL.Image.Image]) -> dict[str, Tensor]:
-        """By every classifier's trunk."""
+        """Tokens from every classifier's trunk."""
         members = {FIRST: self.first, **self.others}
         return {n: m.encode(images) for n, m in members.items() if isinstance(m, AnytimeClassifier)}
 
@@ -170,7 +169,7 @@ class Ensemble(Closing):
         tokens: Mapping[str, Tensor],
         asked: Sequence[str],
     ) -> Opinions:
-        """Of everyone."""
+        """Scores of every expert."""
         opinions = self.first.opinions(tokens[FIRST], asked)
         scores = dict(opinions.scores)
         for name, member in self.others.items():
@@ -185,12 +184,12 @@ class Ensemble(Closing):
         return dataclasses.replace(opinions, scores=scores, weights=start | self.weights)
 
     def _weigh(self) -> None:
-        """Weights of the experts that spoke of the latest example, from all that are kept."""
+        """Fit weights of the experts that scored the latest example, on the kept evidence."""
         told = [said for _, said in self._evidence]
         if not told:
             return
         labels = list(told[-1][ORIGINAL])
-        silent = dict.fromkeys(labels, 0.0)  # of what came before it had learned anything
+        silent = dict.fromkeys(labels, 0.0)  # before the expert had learned anything
         scores = {
             name: torch.tensor(
                 [[said.get(name, silent).get(y, ABSENT) for y in labels] for said in told]
@@ -221,7 +220,7 @@ def _scored(member: Scorer, images: Sequence[PIL.Image.Image], labels: Sequence[
             f"labels, and not the shape {tuple(values.shape)}."
         )
     off = (values.sum(1) - 1).abs()
-    if not ((values >= 0).all() and (off <= ROUNDING).all()):  # nor is any of them no number
+    if not ((values >= 0).all() and (off <= ROUNDING).all()):  # also refuses NaN
         raise ModelError(
             "A scorer gives probabilities: none below zero, and those of an image add up to one. "
             f"This one gave {values.min():.3g} to {values.max():.3g}, and sums up to "

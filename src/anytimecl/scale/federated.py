@@ -1,8 +1,8 @@
-"""An edge that learns with others and shows nobody its images.
+"""An edge client that contributes examples without sending images.
 
-It encodes and compresses at home and sends codec bytes and labels, no more. What waits to be sent
-lies in an outbox on disk, each parcel under a key of its own: a batch that is cut off is sent
-again, and whoever receives it twice learns from it once.
+It encodes and compresses locally, and sends only records and labels. Parcels wait in an outbox on
+disk, each with an idempotency key: an interrupted batch is sent again, and the receiver learns each
+parcel once.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from anytimecl.recording import RecordError
 from anytimecl.trainer import Learned
 
 FILE = "outbox.sqlite3"
-BATCH = 64  # parcels in one sending
-REQUEST = 4 << 20  # bytes of records in one request, unless a single one has more
+BATCH = 64  # parcels in a batch
+REQUEST = 4 << 20  # bytes of records in a request, if more than one
 LONGEST_KEY = 200  # characters
 
 
 class Parcel(NamedTuple):
-    """An example on its way: no image, no file name.
+    """An example to send: record, label and key, without image or file name.
 
     >>> Parcel.from_json(Parcel("k", "cat", b"bytes").to_json()) == Parcel("k", "cat", b"bytes")
     True
@@ -44,13 +44,13 @@ class Parcel(NamedTuple):
     record: bytes
 
     def to_json(self) -> str:
-        """As one line of text, for whatever carries text."""
+        """Serialise as one line of JSON."""
         plain = self._asdict() | {"record": base64.b64encode(self.record).decode()}
         return json.dumps(plain)
 
     @classmethod
     def from_json(cls, line: str) -> Self:
-        """Back from `to_json`."""
+        """The inverse of `to_json`."""
         try:
             plain = json.loads(line)
             record = base64.b64decode(plain["record"], validate=True)
@@ -60,14 +60,14 @@ class Parcel(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A parcel that the other side will never take, and why."""
+    """A parcel that the receiver refuses permanently, with the reason."""
 
     key: str
     why: str
 
 
 class Receipt(NamedTuple):
-    """What became of a batch; parcels in neither list are sent again."""
+    """Result of sending a batch; parcels in neither list are sent again."""
 
     taken: Sequence[str]  # keys
     refused: Sequence[Refused] = ()
@@ -77,18 +77,18 @@ Send = Callable[[Sequence[Parcel]], Receipt]
 
 
 class Teacher(Protocol):
-    """Whoever learns from records: a tree, a leaf, or a service in front of one."""
+    """A learner from records: a tree, a leaf, or a service."""
 
     def learn_record(self, record: bytes, label: str, *, key: str | None = None) -> Learned:
-        """Learn it; durable when this returns, and harmless the second time."""
+        """Learn a record; durable when this returns, and idempotent."""
         ...
 
 
 def straight_to(teacher: Teacher) -> Send:
-    """Send by calling the teacher, in this process or over Ray.
+    """Send by calling the learner, in this process or over Ray.
 
-    What a parcel is to blame for is refused. A full disk or a leaf that cannot be reached is not:
-    that raises, and everything not taken is sent again.
+    Invalid parcels are refused. Other errors, such as a full disk or an unreachable leaf, raise,
+    and the remaining parcels are sent again.
     """
 
     def send(batch: Sequence[Parcel]) -> Receipt:
@@ -111,7 +111,7 @@ def straight_to(teacher: Teacher) -> Send:
 
 
 def over_http(client: Client, backbone: Backbone, codec: Codec) -> Send:
-    """Send to a service (`anytimecl serve`); it refuses what another model or codec has made."""
+    """Send to a service (`anytimecl serve`), which refuses records of another model or codec."""
 
     def send(batch: Sequence[Parcel]) -> Receipt:
         answers = client.learn_records(
@@ -128,7 +128,7 @@ def over_http(client: Client, backbone: Backbone, codec: Codec) -> Send:
 
 
 def _fitting(batch: Sequence[Parcel]) -> Sequence[Parcel]:
-    """As many from the front as one request may carry: the others come next."""
+    """The first parcels of a batch that fit in one request."""
     size = 0
     for count, parcel in enumerate(batch):
         size += len(parcel.record)
@@ -138,11 +138,10 @@ def _fitting(batch: Sequence[Parcel]) -> Sequence[Parcel]:
 
 
 class EdgeClient(Closing):
-    """Encodes, compresses, keeps and sends.
+    """Encodes, compresses, stores and sends examples.
 
-    `fingerprint` is that of the model on the other side, where it is known: features of another
-    model are refused here, before anything is encoded for nothing. An outbox that still holds
-    parcels of another model or codec is refused too: nobody could tell them apart.
+    `fingerprint` is that of the receiver's model, if known: another model is refused here, before
+    anything is encoded. So is an outbox with parcels of another model or codec.
     """
 
     def __init__(
@@ -182,7 +181,7 @@ class EdgeClient(Closing):
             raise
 
     def add(self, image: ImageSource, label: str, *, key: str | None = None) -> str:
-        """Encode an example and keep it for sending; gives its key. A known key adds nothing."""
+        """Encode an example and store it for sending; returns its key. A known key adds nothing."""
         label = clean_label(label)
         key = key or uuid.uuid4().hex
         if len(key) > LONGEST_KEY:
@@ -198,24 +197,24 @@ class EdgeClient(Closing):
         return key
 
     def __len__(self) -> int:
-        """Parcels that wait to be sent."""
+        """Number of parcels to send."""
         return self._count("why IS NULL")
 
     def refused(self) -> list[Refused]:
-        """Parcels that the other side will not take; they stay here until `drop`."""
+        """Parcels that the receiver refused; they are kept until `drop`."""
         query = "SELECT key, why FROM parcel WHERE why IS NOT NULL ORDER BY number"
         with self._lock:
             return [Refused(*row) for row in self._db.execute(query)]
 
     def drop(self, keys: Iterable[str]) -> None:
-        """Throw parcels away."""
+        """Delete parcels."""
         with self._lock, self._db:
             self._db.executemany("DELETE FROM parcel WHERE key = ?", ((key,) for key in keys))
 
     def flush(self) -> int:
-        """Send all that waits, a batch at a time; returns how many were taken.
+        """Send all parcels, in batches; returns how many were accepted.
 
-        What the line or the other side fails at raises, and everything not taken is still here.
+        Errors of network or receiver raise; parcels that were not accepted are kept.
         """
         done = 0
         while batch := self._next():
@@ -237,7 +236,7 @@ class EdgeClient(Closing):
         return done
 
     def _sign(self, folder: Path) -> None:
-        """Write down who makes the parcels; those of somebody else must be gone first."""
+        """Store model and codec of the parcels; raises if there are some of another one."""
         own = (self._backbone.spec.fingerprint, self._codec.name)
         with self._db:
             found = self._db.execute("SELECT * FROM maker").fetchone()
@@ -260,5 +259,5 @@ class EdgeClient(Closing):
             return int(found[0])
 
     def close(self) -> None:
-        """Let go of the outbox; what waits in it stays."""
+        """Close the outbox; its parcels are kept."""
         self._db.close()

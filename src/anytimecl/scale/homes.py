@@ -1,4 +1,4 @@
-"""Which leaves have examples of each label, so that a tree knows its labels without asking them."""
+"""Index of the leaves that have examples of each label."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ class LabelHomes:
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
-        """Every label that some leaf has."""
+        """Every label of any leaf."""
         with self._lock:
             return [label for label, leaves in self._leaves.items() if leaves]
 
     def put(self, leaf: int, labels: Iterable[str]) -> None:
-        """A leaf has examples of these."""
+        """Add labels of a leaf."""
         with self._lock:
             for label in labels:
                 self._leaves.setdefault(label, set()).add(leaf)
 
     def drop(self, leaf: int) -> None:
-        """A leaf is no more."""
+        """Remove a leaf."""
         with self._lock:
             for leaves in self._leaves.values():
                 leaves.discard(leaf)
 
     def forget(self, label: str) -> None:
-        """No leaf has it."""
+        """Remove a label."""
         with self._lock:
             self._leaves.pop(label, None)
 
     def sent(self, leaf: int, label: str, lesson: Future[Learned]) -> None:
-        """A lesson is on its way: its label counts from now on, unless the lesson is refused.
+        """Add the label of an example being sent, until it is refused.
 
-        Or turns out to be a late retry, whose image has another label by now.
+        Or found to be a late retry, whose image has another label now.
         """
         with self._lock:
             leaves = self._leaves.setdefault(label, set())

@@ -1,4 +1,4 @@
-"""What the instance expert keeps, when some of a leaf's examples go on elsewhere."""
+"""Transfer of the instance expert's state to a new leaf."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anytimecl.model import Model
 def instances_of(
     model: Model, numbers: Mapping[int, int], labels: Sequence[str]
 ) -> dict[str, Tensor]:
-    """What the instance expert keeps of some examples, under their new numbers and rows."""
+    """State of the instance expert for some examples, with their new numbers and rows."""
     expert = copy.deepcopy(model.instances)
     expert.remove(set(expert.examples) - numbers.keys())
     state = expert.state()

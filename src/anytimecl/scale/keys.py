@@ -1,7 +1,7 @@
-"""Which leaf holds each key, so that a key teaches once in the whole tree.
+"""Index of idempotency keys over the leaves, so that a key is learned once in the whole tree.
 
-The leaves' memories are the truth. This is an index of them that is brought up to date when a tree
-is opened, so it need not be on disk before a lesson is: a crash costs reading some keys again.
+It is derived from the leaves' memories and updated when a tree is opened, so it need not be synced
+with every example: after a crash some keys are read again.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from anytimecl.memory.database import telling
 
 FILE = "keys.sqlite3"
 VERSION = 1
-TOGETHER = 1000  # keys that are written in one go while others wait
+TOGETHER = 1000  # keys written in one transaction
 
 
 class KeyIndex(Closing):
-    """Key -> the leaf that it was sent to; who finds one there asks the leaf whether it has it.
+    """Key -> the leaf it was sent to; the leaf itself knows whether it has the key.
 
     >>> index = KeyIndex(None)
     >>> index.claim("a.jpg", 3)
@@ -35,7 +35,7 @@ class KeyIndex(Closing):
         self._path = None if folder is None else folder / FILE
         try:
             self._db = _opened(self._path)
-        except sqlite3.DatabaseError:  # damaged or of another version: it is made again
+        except sqlite3.DatabaseError:  # damaged or of another version: rebuilt
             assert folder is not None
             for ending in ("", "-wal", "-shm"):
                 (folder / f"{FILE}{ending}").unlink(missing_ok=True)
@@ -49,18 +49,18 @@ class KeyIndex(Closing):
         return None if row is None else int(row[0])
 
     def claim(self, key: str, leaf: int) -> None:
-        """A lesson with this key is about to go to a leaf."""
+        """Store that an example with this key is about to be sent to a leaf."""
         with self._using() as db:
             db.execute("INSERT OR REPLACE INTO key VALUES (?, ?)", (key, leaf))
 
     def mark(self, leaf: int) -> int:
-        """The last event of a leaf's memory up to which its keys are here."""
+        """The event of a leaf's memory up to which its keys are indexed."""
         with self._using() as db:
             row = db.execute("SELECT event FROM mark WHERE leaf = ?", (leaf,)).fetchone()
         return 0 if row is None else int(row[0])
 
     def add(self, leaf: int, keys: Sequence[str], event: int) -> None:
-        """These are in a leaf, and so are all up to an event."""
+        """Add keys of a leaf, which complete its index up to an event."""
         rest = iter(keys)
         while some := [(key, leaf) for key in islice(rest, TOGETHER)]:
             with self._writing() as db:
@@ -69,7 +69,7 @@ class KeyIndex(Closing):
             db.execute("INSERT OR REPLACE INTO mark VALUES (?, ?)", (leaf, event))
 
     def clear(self) -> None:
-        """Forget every key, for good; they are to be read again."""
+        """Delete every key; they are read again."""
         with self._writing() as db:
             db.execute("DELETE FROM key")
             db.execute("DELETE FROM mark")
@@ -77,7 +77,7 @@ class KeyIndex(Closing):
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def keep(self, leaves: Iterable[int]) -> None:
-        """Forget the keys of all other leaves."""
+        """Delete the keys of all other leaves."""
         known = {(leaf,) for leaf in leaves}
         with self._writing() as db:
             db.execute("CREATE TEMP TABLE known (leaf INTEGER PRIMARY KEY)")
@@ -88,13 +88,13 @@ class KeyIndex(Closing):
 
     @contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:
-        """The connection, with errors told in words."""
+        """The connection, with SQLite errors translated."""
         with self._lock, telling(self._path):
             yield self._db
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction, undone if the block raises."""
+        """A transaction, rolled back if the block raises."""
         with self._using() as db:
             db.execute("BEGIN IMMEDIATE")
             try:
@@ -106,7 +106,7 @@ class KeyIndex(Closing):
                 raise
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._db.close()
 
@@ -119,7 +119,7 @@ def _opened(path: Path | None) -> sqlite3.Connection:
         if version not in (0, VERSION):
             raise sqlite3.DatabaseError(f"version {version}")
         db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = NORMAL")  # after a power cut it is older, and whole
+        db.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the latest keys only
         db.execute("PRAGMA secure_delete = ON")
         db.execute("BEGIN IMMEDIATE")
         db.execute("CREATE TABLE IF NOT EXISTS key (key TEXT PRIMARY KEY, leaf INTEGER NOT NULL)")
@@ -135,7 +135,7 @@ def _opened(path: Path | None) -> sqlite3.Connection:
 
 
 class OneAtATime:
-    """Names that are in use; who wants one that is waits for it.
+    """A lock for each name.
 
     >>> names = OneAtATime()
     >>> names.enter("a.jpg"), names.enter("a.jpg", patience=0.1)
@@ -148,7 +148,7 @@ class OneAtATime:
         self._free = threading.Condition()
 
     def enter(self, name: str, patience: float | None = None) -> bool:
-        """True when nobody else uses the name, False if somebody still does after `patience` s."""
+        """Acquire a name; False if it is still in use after `patience` seconds."""
         with self._free:
             free = self._free.wait_for(lambda: name not in self._used, patience)
             if free:
@@ -156,7 +156,7 @@ class OneAtATime:
             return free
 
     def leave(self, name: str) -> None:
-        """Let the next one have it."""
+        """Release a name."""
         with self._free:
             self._used.discard(name)
             self._free.notify_all()

@@ -1,4 +1,4 @@
-"""One leaf of a tree: a classifier of its own that speaks in records, and can become two."""
+"""A leaf of a tree: a classifier that learns from records, and can be split in two."""
 
 from __future__ import annotations
 
@@ -33,43 +33,43 @@ from anytimecl.scale.shortlist import ManyLabels, named
 from anytimecl.tail import TailInput, images_of
 from anytimecl.trainer import Learned
 
-CHUNK = 256  # examples that are looked at in one go
+CHUNK = 256  # examples decoded at once
 CLASSIFIER = ("weights.classifier", "first.classifier", "second.classifier")
 
 
 class LeafLesson(NamedTuple):
-    """An example on its way to a leaf."""
+    """An example to be learned by a leaf: record, label, candidates and key."""
 
     record: bytes  # of the codec
     label: str
     candidates: tuple[str, ...] | None = None
     key: str | None = None
-    content: int | None = None  # digest of its tokens, where they were seen
+    content: int | None = None  # digest of its tokens, if known
 
 
 class Former(Learned):
-    """What is said of a lesson whose image has been taught again under another key since."""
+    """Result for a retry whose image was learned again with another key since."""
 
-    now: LeafLesson | None = None  # as what it is known by now, unless that cannot be read
+    now: LeafLesson | None = None  # its current lesson, if readable
 
 
 class Emptied(Learned):
-    """What is said of a lesson that took the leaf's last example of another label."""
+    """Result for a lesson that relabelled the leaf's last example of a label."""
 
     __slots__ = ()
 
 
 class LeafAnswer(NamedTuple):
-    """What a leaf says of a batch of images."""
+    """A leaf's answer for a batch of images."""
 
     opinions: Opinions
     values: Tensor  # [image, label], blended
     none: Tensor  # [image], probability of none of the labels
-    spoke: list[str]  # [image], the expert whose word weighs most
+    spoke: list[str]  # [image], the expert that contributed most
 
     @classmethod
     def of(cls, opinions: Opinions, choice: Choice[Blend]) -> LeafAnswer:
-        """By a blend; experts are heard now, and need not travel."""
+        """Blend the scores, so that only the result is sent."""
         values = blend(choice, opinions)
         spoke = speakers(choice, opinions, values.argmax(1))
         bare = Opinions(opinions.tuned, opinions.original, opinions.other, opinions.records)
@@ -88,18 +88,18 @@ def keys_in(memory: Store, after: int = 0) -> list[str]:
 
 
 def image_vectors(backbone: Backbone, tokens: Tensor | TailInput) -> Tensor:
-    """Unit vectors [image, dim] of the original model, by which images find their leaf."""
+    """Unit embeddings [image, dim] of the original model, for routing."""
     with torch.no_grad():
         return images_of(backbone.tail, backbone.spec.tail, tokens)
 
 
 def vector_of(backbone: Backbone, codec: Codec, record: bytes) -> Tensor:
-    """Of a record [dim], as whoever divides a leaf will see it; RecordError if it is damaged."""
+    """Embedding of a record [dim], for routing; RecordError if it is damaged."""
     try:
         tokens = codec.decode([record], backbone.device)
     except StoreError as error:
         raise RecordError(str(error)) from error
-    except (ValueError, IndexError) as error:  # its checksum is right and what it holds is not
+    except (ValueError, IndexError) as error:  # right checksum, wrong content
         raise RecordError(f"The record is damaged: {error}.") from error
     vector = image_vectors(backbone, tokens)[0].cpu()
     if not vector.isfinite().all():
@@ -108,10 +108,10 @@ def vector_of(backbone: Backbone, codec: Codec, record: bytes) -> Tensor:
 
 
 class Leaf(AnytimeClassifier):
-    """A classifier over its own share of the examples."""
+    """A classifier over a part of the examples."""
 
     def learn_record(self, lesson: LeafLesson) -> Learned:
-        """`learn_one` for an image that was encoded elsewhere; the record was checked there."""
+        """`learn_one` for an image that was encoded elsewhere, with a record that was checked."""
         record = Record(lesson.record, lesson.content)
         learned = self._learn(record, lesson.label, lesson.candidates, lesson.key)
         if learned.replaced is None or learned.replaced in self.labels:
@@ -119,17 +119,17 @@ class Leaf(AnytimeClassifier):
         return Emptied(*learned)
 
     def extent(self) -> tuple[int, int]:
-        """How many examples there are, and the last event: whatever is newer has a higher id."""
+        """Number of examples, and number of the last event."""
         with self.memory.reading():
             return len(self.memory), self.memory.last
 
     def answer(self, tokens: Tensor, labels: Sequence[str], vectors: Tensor) -> LeafAnswer:
-        """What this leaf says of images [image, token, width] over labels [label, dim]."""
+        """Answer for images [image, token, width] over labels [label, dim]."""
         opinions = self._opinions(tokens, AskedLabels(tuple(labels), list(labels), vectors))
         return LeafAnswer.of(opinions, self.settings.blend)
 
     def shortlist(self, tokens: Tensor, many: ManyLabels) -> list[list[int]]:
-        """The places of labels that images [image, token, width] could have, of very many."""
+        """Indices of the most probable of very many labels, for images [image, token, width]."""
         with self._lock.reading():
             model = self._trainer.model
             found = named(model, tokens, many)
@@ -144,11 +144,11 @@ class Leaf(AnytimeClassifier):
         return self.labels
 
     def forget_label(self, label: str) -> int:
-        """Remove every example of a label, for good."""
+        """Delete every example of a label, permanently."""
         return int(self.forget(label=label))
 
     def known(self, lesson: LeafLesson) -> Learned | None:
-        """What to say of a lesson whose key taught here; an error if that was something else."""
+        """The result for a key that was used here; None if it is new; raises KeyUsedError."""
         if lesson.key is None:
             return None
         with self._learning:
@@ -165,7 +165,7 @@ class Leaf(AnytimeClassifier):
         return former
 
     def checked(self) -> tuple[Report, list[str]]:
-        """Whether everything stored can be read, and every key."""
+        """Report of `verify`, and all keys."""
         return verify(self.memory), keys_in(self.memory)
 
     def keys_after(self, event: int) -> tuple[list[str], int]:
@@ -174,28 +174,28 @@ class Leaf(AnytimeClassifier):
             return keys_in(self.memory, event), self.memory.last
 
     def lessons_after(self, event: int) -> tuple[list[LeafLesson], int]:
-        """Some examples stored after an event, as they were taught, and the last of these."""
+        """Some examples stored after an event, and the event of the last of them."""
         with self.memory.reading() as db:
             after = "SELECT id FROM example WHERE id > ? ORDER BY id LIMIT ?"
             ids = [example for (example,) in db.execute(after, (event, CHUNK))]
         return self._lessons(ids), ids[-1] if ids else event
 
     def _lessons(self, ids: Sequence[int]) -> list[LeafLesson]:
-        """Examples as they would be taught now; the damaged are left out."""
+        """Examples with their current labels, without damaged ones."""
         return [
             LeafLesson(row.record, row.label, _tuple(row.candidates), row.key, row.content)
             for _, row in self.memory.rows(ids)
         ]
 
     def vectors(self) -> tuple[list[int], Tensor]:
-        """Every example that can be read, and its vector [example, dim]."""
+        """Every readable example, and its embedding [example, dim]."""
         return self._trainer.images([example for example, _ in self.memory.ids()])
 
     def divide(self, folders: tuple[Path, Path]) -> Tensor | None:
-        """Make two leaves of this one, each with the half of the examples nearer to its centre.
+        """Create two leaves in `folders`, each with the examples nearer to its centre.
 
-        Gives their centres [2, dim]; None, and nothing is made, where all examples are alike. This
-        leaf stays as it is, for whoever asks it meanwhile.
+        Returns the centres [2, dim]; None if all examples are equal. This leaf is not changed, and
+        can be used meanwhile.
         """
         with self._learning:
             self._catch_up()
@@ -207,16 +207,16 @@ class Leaf(AnytimeClassifier):
             for part, folder in enumerate(folders):
                 own = (halves.side == part).nonzero().flatten().tolist()
                 self._found(folder, [ids[i] for i in own], vectors[own], saved)
-                sync_all(folder)  # before anybody relies on it
+                sync_all(folder)  # before it is used
             return halves.centres
 
     def _found(self, folder: Path, ids: Sequence[int], vectors: Tensor, saved: Checkpoint) -> None:
-        """A leaf with some of the examples, starting from the weights of this one.
+        """Create a leaf with some of the examples.
 
-        It has the estimates and weights of this one, but statistics, evidence and remembered
-        images of its own examples alone.
+        It gets this leaf's weights and accuracies; statistics, evidence and instances of its own
+        examples only.
         """
-        shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was cut short
+        shutil.rmtree(folder, ignore_errors=True)  # of an interrupted attempt
         with open_memory(folder, create=dict(self.memory.meta)) as memory:
             sampler = SAMPLERS.make(self.settings.sampler)
             named: list[str] = []
@@ -242,7 +242,7 @@ class Leaf(AnytimeClassifier):
                 "labels": labels,
                 "sampler": sampler.state(),
                 "evidence": evidence,
-                "experts": [],  # those from outside count their own when it is opened
+                "experts": [],  # custom experts are recomputed when it is opened
                 "estimates": {**estimates, "labels": known},
             }
             tensors = {
@@ -262,7 +262,7 @@ class Leaf(AnytimeClassifier):
 def _evidence(
     saved: Checkpoint, numbers: Mapping[int, int]
 ) -> tuple[list[list[Any]], dict[str, Tensor]]:
-    """The evidence that is of some examples, under their numbers there."""
+    """The evidence of some examples, with their new numbers."""
     told = saved.state.get("evidence", [])
     own = [at for at, (example, _) in enumerate(told) if example in numbers]
     kept = {

@@ -1,4 +1,4 @@
-"""What runs in a leaf's actor on Ray: one leaf, with its memory and weights and no more."""
+"""The Ray actor of a leaf, with the leaf's memory and weights."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from anytimecl.trainer import Learned
 
 NAMESPACE = "anytimecl"  # of what has a name on a cluster
 AUTH_MODE = "RAY_AUTH_MODE"  # Ray's own
-KNOCK = 10.0  # seconds that a cluster's door may take to open
-KEPT = 8  # sets of labels that stay with whoever was asked about them
-Question = tuple[Sequence[str] | str, Any]  # labels and vectors, or a number and where they are
-TAIL = "tail.safetensors"  # the original weights, for leaves that have no model of their own
+KNOCK = 10.0  # timeout in seconds for connecting to a cluster
+KEPT = 8  # label sets cached by a leaf
+Question = tuple[Sequence[str] | str, Any]  # labels and vectors, or a number and a reference
+TAIL = "tail.safetensors"  # the original weights, for leaves without a model
 
 
 def import_ray() -> Any:
-    """Ray, or an error that says how to get it."""
+    """Import Ray; raises an error with advice if it is missing."""
     try:
         import ray
     except ImportError as error:
@@ -45,7 +45,7 @@ def import_ray() -> Any:
 
 
 def connect_ray(ray: Any, address: str | None) -> None:
-    """Join a cluster, unless this process has; None: one of its own is started here."""
+    """Connect to a cluster, unless connected; None starts one here."""
     if ray.is_initialized():
         return
     try:
@@ -59,27 +59,27 @@ def connect_ray(ray: Any, address: str | None) -> None:
 
 
 def _knock(address: str | None) -> None:
-    """OSError where nobody listens at HOST:PORT, after which Ray would look for minutes."""
+    """Raise OSError if nothing listens at HOST:PORT, where Ray would retry for minutes."""
     host, _, port = (address or "").rpartition(":")
     if host and port.isdecimal() and "/" not in host:
         socket.create_connection((host.strip("[]"), int(port)), KNOCK).close()
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """What an actor has raised, rather than Ray's account of it."""
+    """The exception that an actor raised, without Ray's wrapper."""
     while isinstance(cause := getattr(error, "cause", None), Exception):
         error = cause
     return error
 
 
 def died_of(error: BaseException) -> str:
-    """Why an actor did not start: the end of Ray's account of it."""
+    """Why an actor did not start: the end of Ray's message."""
     return str(error).strip().rpartition("\n")[2]
 
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Errors of actors as they raised them."""
+    """Re-raise actors' exceptions without Ray's wrapper."""
     try:
         yield
     except Exception as error:
@@ -89,7 +89,7 @@ def plainly() -> Iterator[None]:
 
 
 class LeafHost:
-    """What runs in the actor: one leaf, its memory and its weights."""
+    """The actor: one leaf, its memory and its weights."""
 
     def __init__(
         self,
@@ -118,24 +118,24 @@ class LeafHost:
         )
 
     def ready(self) -> str:
-        """The node that this runs on."""
+        """The node of this actor, once it is ready."""
         return str(import_ray().get_runtime_context().get_node_id())
 
     def teach(self, lesson: LeafLesson) -> Learned:
-        """Store and learn it."""
+        """Store and learn an example."""
         return self._leaf.learn_record(lesson)
 
     def ask(self, tokens: Any, question: Question) -> LeafAnswer:
-        """What the leaf says of images, over labels and their vectors."""
+        """The leaf's answer for images over labels."""
         many = self._many(question)
         return self._leaf.answer(torch.tensor(tokens), many.labels, many.vectors)
 
     def shortlist(self, tokens: Any, question: Question) -> list[list[int]]:
-        """Which of very many labels images could have."""
+        """The most probable of very many labels."""
         return self._leaf.shortlist(torch.tensor(tokens), self._many(question))
 
     def _many(self, question: Question) -> ManyLabels:
-        """Labels and vectors that came along, or those of a number, which are fetched once."""
+        """Labels and vectors, given or fetched once by their number."""
 
         def fetch() -> tuple[Sequence[str], Tensor]:
             labels, vectors = import_ray().get(sent[0])

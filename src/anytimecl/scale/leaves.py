@@ -1,4 +1,4 @@
-"""Where leaves live: the promise to the tree, and the plain case of this very process."""
+"""The interface of a tree's leaves, and its implementation within one process."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ T = TypeVar("T")
 
 
 class Unreachable(ConnectionError):
-    """A leaf that cannot be asked now."""
+    """A leaf cannot be reached now."""
 
 
 def leaf_folder(folder: Path, leaf: int) -> Path:
-    """Where a leaf's memory is."""
+    """Folder of a leaf's memory."""
     return folder / f"leaf-{leaf:06d}"
 
 
 @dataclass(frozen=True)
 class Health:
-    """How a leaf is."""
+    """State of a leaf."""
 
     leaf: int
-    alive: bool  # it answered just now
-    node: str  # where it runs
-    pending: int  # lessons sent and not yet acknowledged
+    alive: bool  # whether it answers
+    node: str  # on which it runs
+    pending: int  # examples sent and not yet acknowledged
     restarts: int = 0
 
 
 def holds_memory(place: Path) -> bool:
-    """Whether there is a leaf's memory in a folder."""
+    """Whether a folder contains a leaf's memory."""
     file = place / MEMORY_FILE
     return file.is_file() and file.stat().st_size > 0
 
 
 def open_leaf(place: Path, *, create: bool, **options: Any) -> Leaf:
-    """The leaf in a folder; where there is none, it is made if that is wanted.
+    """Open the leaf in a folder; with `create`, make it if there is none.
 
-    It is not where others rely on a leaf that was there: an empty one would hide the loss.
+    Without `create` where a leaf must exist: an empty one would hide its loss.
     """
     if not create and not holds_memory(place):
         raise StoreError(f"The leaf in {place} is missing: restore its folder from a backup.")
@@ -64,56 +64,55 @@ def open_leaf(place: Path, *, create: bool, **options: Any) -> Leaf:
 
 
 class Leaves(Protocol):
-    """All leaves of a tree. Lessons of one leaf are learned in the order of `teach`."""
+    """The leaves of a tree. Each leaf learns in the order of calls to `teach`."""
 
     def start(
         self, leaves: Iterable[int], *, create: bool = True, within: float | None = None
     ) -> None:
-        """These leaves answer from now on.
+        """Start leaves.
 
-        With `create`, memories are made where there are none; without, a missing one is an error.
-        `Unreachable` where they cannot be started in `within` seconds; `retire` gives up on them.
+        With `create`, missing memories are created; without, they are an error. Raises
+        `Unreachable` if starting takes more than `within` seconds; `retire` gives up on them.
         """
 
     def introduce(self, labels: Iterable[str]) -> None:
-        """Lessons with these labels are about to come; what that takes need hold up nobody."""
+        """Announce labels of coming examples, to embed them without holding a lock."""
 
     def teach(self, leaf: int, lesson: LeafLesson) -> Future[Learned]:
-        """The lesson is stored and learned when the result is there; it waits where it must."""
+        """Store and learn an example; returns a future."""
         ...
 
     def ask(
         self, leaf: int, tokens: Tensor, labels: Sequence[str], vectors: Tensor
     ) -> Future[LeafAnswer]:
-        """What a leaf says; `Unreachable` where it cannot be asked now."""
+        """A leaf's answer; `Unreachable` if it cannot be reached now."""
         ...
 
     def shortlist(self, leaf: int, tokens: Tensor, many: ManyLabels) -> Future[list[list[int]]]:
-        """As `Leaf` does; `Unreachable` where it cannot be asked now."""
+        """`Leaf.shortlist`; `Unreachable` if it cannot be reached now."""
         ...
 
     def call(self, leaf: int, method: str, *args: Any) -> Any:
-        """Any other method of `Leaf`, after all that was taught before."""
+        """Any other method of `Leaf`, after earlier examples were learned."""
 
     def retire(self, leaf: int, *, keep: bool = False) -> None:
-        """The leaf is no more, whether it was started or not; its memory goes, unless kept."""
+        """End a leaf, started or not; its memory is deleted unless `keep`."""
 
     def health(self) -> list[Health]:
-        """How each leaf is."""
+        """State of each leaf."""
         ...
 
     def close(self) -> None:
-        """Let go of everything; nothing acknowledged is lost."""
+        """Close everything; nothing acknowledged is lost."""
 
 
 class Here:
-    """Leaves in this process, one after the other.
+    """Leaves in this process, used one at a time.
 
-    At most `awake` of them are held in RAM, those used last: the rest are in their checkpoints, and
-    what is asked of one brings it back. So a hundred leaves need not cost a hundred blocks. With a
-    `rank`, one that sleeps answers from a difference of that rank, nearly as it would awake. An
-    acknowledged lesson survives a power cut or, with `durability="process"`, which is faster, the
-    end of the process alone.
+    At most `awake` of them, the most recently used, are in RAM; the others are in their checkpoints
+    and loaded on demand. With a `rank`, sleeping leaves predict approximately, from a low-rank
+    difference of that rank. An acknowledged example survives a power cut or, with the faster
+    `durability="process"`, only the end of the process.
     """
 
     def __init__(
@@ -187,7 +186,7 @@ class Here:
                 self._open.popitem()[1].close()
 
     def _with(self, leaf: int, work: Callable[[Leaf], T]) -> T:
-        if self._awake is None:  # none is ever put to sleep, so each guards itself
+        if self._awake is None:  # leaves never sleep, so each has its own lock
             return work(self._use(leaf))
         with self._lock:
             return work(self._use(leaf))
@@ -219,7 +218,7 @@ class Here:
 
 
 def _done(work: Callable[[], T]) -> Future[T]:
-    """The result of work that is done at once."""
+    """Run work immediately; returns a finished future."""
     future: Future[T] = Future()
     try:
         future.set_result(work())

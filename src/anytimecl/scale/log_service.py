@@ -1,9 +1,9 @@
-"""A second copy in a log service that speaks Kafka's protocol: `kafka://HOST:PORT/TOPIC`.
+"""A second copy in a log service with Kafka's protocol: `kafka://HOST:PORT/TOPIC`.
 
-The second copy asks for files, of which each is written piece by piece. A piece is a message here,
-whose key is the file's name and the piece's number; the last message under a key counts, and one
-without content takes the piece away. So the topic must be compacted (`cleanup.policy=compact`): it
-keeps the last message under each key for ever, and drops what was forgotten when it compacts.
+The files of the second copy are stored in pieces. A piece is a message with the file's name and the
+piece's number as its key; the last message with a key counts, and one without content deletes the
+piece. So the topic must be compacted (`cleanup.policy=compact`): it keeps the last message of each
+key, and drops deleted ones when it compacts.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from anytimecl.errors import StoreError
 from anytimecl.memory import StoreWarning
 
 SCHEME = "kafka"
-PIECE = 900_000  # bytes of a message: brokers take a million, unless told otherwise
-PATIENCE = 30.0  # seconds until a broker that does not answer is an error
+PIECE = 900_000  # bytes of a message: brokers accept a million by default
+PATIENCE = 30.0  # timeout of a broker in seconds
 SILENT = "no broker answers; is the address right, and do they run?"
 Place = tuple[int, int]  # partition and offset
 
 
 class LogService:
-    """Pieces of files in a topic; of every call, each acknowledged write is on all its replicas.
+    """Files in a topic; acknowledged writes are on all replicas.
 
-    `address` may end in `?config=FILE`, a file with a line `name=value` for each property of the
-    client, such as those for TLS and passwords, which an address must not hold.
+    `address` may end in `?config=FILE`, a file with lines `name=value` of client properties, such
+    as those for TLS and passwords, which an address must not contain.
     """
 
     def __init__(self, address: str) -> None:
@@ -84,14 +84,14 @@ class LogService:
         return b"".join(found[pieces[number]] for number in sorted(pieces))
 
     def write(self, name: str, content: bytes) -> None:
-        """In place of what there was. Wherever this is cut short, what is to stay is there."""
+        """Replace a file; an interruption loses nothing that is in both versions."""
         self._catch_up()
         pieces = _pieces_of(content)
         self._produce(dict(enumerate(pieces)), name)
         self._produce({n: None for n in self._pieces.get(name, {}) if n >= len(pieces)}, name)
 
     def append(self, name: str, lines: bytes) -> int:
-        """Returns how large the file is now."""
+        """Append to a file; returns its size."""
         number, size = self._sizes.get(name, (0, 0))
         pieces = _pieces_of(lines)
         self._produce(dict(enumerate(pieces, number)), name)
@@ -99,7 +99,7 @@ class LogService:
         return size + len(lines)
 
     def _produce(self, pieces: Mapping[int, bytes | None], name: str) -> None:
-        """Messages; StoreError unless every replica that the topic asks for has all of them."""
+        """Send messages; StoreError unless all required replicas have them."""
         failed: list[object] = []
         arrived: list[object] = []
 
@@ -116,7 +116,7 @@ class LogService:
             )
 
     def _catch_up(self) -> None:
-        """Look at all messages that have come since."""
+        """Read new messages."""
         for message in self._messages(self._next, self._ends()):
             name, _, number = (message.key() or b"").decode("utf-8", "replace").rpartition(" ")
             if name and number.isdecimal():
@@ -128,7 +128,7 @@ class LogService:
             self._next[message.partition()] = message.offset() + 1
 
     def _ends(self) -> dict[int, int]:
-        """Of each partition, the offset of the next message."""
+        """Offset of the next message by partition."""
         kafka = self._kafka
         try:
             topic = self._consumer.list_topics(self._topic, timeout=PATIENCE).topics[self._topic]
@@ -143,7 +143,7 @@ class LogService:
         return ends
 
     def _fetched(self, places: Sequence[Place]) -> dict[Place, bytes]:
-        """The messages that lie there."""
+        """The messages at these places."""
         wanted, first, last = set(places), dict[int, int](), dict[int, int]()
         for partition, offset in places:
             first[partition] = min(offset, first.get(partition, offset))
@@ -179,7 +179,7 @@ class LogService:
             self._consumer.unassign()
 
     def _check_kept(self, common: Mapping[str, Any]) -> None:
-        """A topic that drops what is old is refused: it would lose lessons without a word."""
+        """Refuse a topic that deletes old messages, which would silently lose examples."""
         admin: Any = importlib.import_module("confluent_kafka.admin")
         asked = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, self._topic)
         try:
@@ -197,7 +197,7 @@ class LogService:
 
 
 def _pieces_of(content: bytes) -> list[bytes]:
-    """Whole lines, as many as go into a message; each piece holds as many as it can."""
+    """Split at lines into pieces as large as a message allows."""
     pieces, piece = [], bytearray()
     for line in content.splitlines(keepends=True):
         if piece and len(piece) + len(line) > PIECE:
@@ -208,7 +208,7 @@ def _pieces_of(content: bytes) -> list[bytes]:
 
 
 def _properties(query: str) -> dict[str, str]:
-    """Of the client, from the file that an address names."""
+    """Client properties from the file in an address."""
     found: dict[str, str] = {}
     for name in parse_qs(query).get("config", ()):
         try:

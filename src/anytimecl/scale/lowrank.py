@@ -1,8 +1,8 @@
-"""A tuned tail as a thin difference from the original: a leaf that sleeps and still answers.
+"""Sleeping leaves: a tuned tail as a low-rank difference from the original, for prediction.
 
-Learning online moves a block a little, in few directions: each matrix becomes the original plus a
-product of two thin ones, in half precision. It is not exact, so nobody learns on from it: who
-teaches a sleeping leaf wakes it.
+Online learning changes a block little and in few directions, so each matrix is approximated by the
+original plus a product of two thin ones, in half precision. Learning needs the exact weights: it
+wakes a sleeping leaf.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Factors = tuple[Tensor, Tensor]  # [row, rank], [rank, column]
 
 @dataclass(frozen=True)
 class Difference:
-    """What learning changed; weights that did not change are not in it."""
+    """Differences of the weights that learning changed."""
 
     matrices: dict[str, Factors]
     vectors: dict[str, Tensor]
 
     def restored(self, original: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tuned weights, as near as the rank allows."""
+        """The approximate tuned weights."""
         tuned = dict(original)
         for name, (left, right) in self.matrices.items():
             tuned[name] = original[name] + left.float() @ right.float()
@@ -42,7 +42,7 @@ class Difference:
 def compressed(
     original: Mapping[str, Tensor], tuned: Mapping[str, Tensor], rank: int
 ) -> Difference:
-    """The difference of two tails.
+    """The low-rank difference of two tails.
 
     >>> one = {"w": torch.zeros(4, 3), "b": torch.zeros(4), "fixed": torch.ones(2)}
     >>> other = {**one, "w": torch.ones(4, 1) @ torch.ones(1, 3), "b": torch.ones(4)}
@@ -64,13 +64,13 @@ def compressed(
 
 
 def size_of(thin: Difference) -> int:
-    """Bytes."""
+    """Size in bytes."""
     pairs = [part for factors in thin.matrices.values() for part in factors]
     return sum(part.nbytes for part in [*pairs, *thin.vectors.values()])
 
 
 class SleepingLeaf:
-    """What stays of a leaf that sleeps: enough to answer."""
+    """The state of a sleeping leaf, for prediction only."""
 
     def __init__(self, leaf: Leaf, rank: int) -> None:
         learner = leaf._trainer.learner
@@ -84,7 +84,7 @@ class SleepingLeaf:
 
     @torch.no_grad()
     def answer(self, tokens: Tensor, labels: Sequence[str], vectors: Tensor) -> LeafAnswer:
-        """What the leaf would say, nearly."""
+        """The leaf's approximate answer."""
         images = images_of(self._original, self._spec.tail, tokens)
         original = self._spec.logit_scale * images @ vectors.T
         if not any(label in self._model.rows for label in labels):

@@ -1,8 +1,8 @@
 """Leaves as Ray actors, over the nodes of a cluster.
 
-A leaf's memory lies in the tree's folder, which every node can reach. When a node dies, its leaves
-start again elsewhere from their memories, and lessons that nobody acknowledged are sent again: each
-has a key, so it teaches once.
+A leaf's memory is in the tree's folder, which every node can reach. When a node dies, its leaves
+are restarted elsewhere from their memories, and unacknowledged examples are sent again: each has an
+idempotency key.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from anytimecl.scale.told import LabelFile
 from anytimecl.settings import Settings
 from anytimecl.trainer import Learned
 
-READY = 300.0  # seconds that a leaf may take to open its memory
-PULSE = 5.0  # seconds that all leaves together have to say that they are there
-MANY = 1024  # labels whose vectors are worth a place in Ray's object store
+READY = 300.0  # timeout in seconds for a leaf to open its memory
+PULSE = 5.0  # timeout in seconds of a health check of all leaves
+MANY = 1024  # labels from which on their vectors are put in Ray's object store
 AGAIN = 1.0  # seconds between two attempts to start a leaf
 
 
 @dataclass
 class _Seat:
-    """A leaf as the router sees it."""
+    """The router's state of a leaf."""
 
     leaf: int
     create: bool = False  # its memory, where there is none
-    actor: Any = None  # None: it is being started
+    actor: Any = None  # None while it is being started
     coming: Any = None  # the actor that is being started
     node: str = ""
-    wanted: str | None = None  # the node it shall run on
+    wanted: str | None = None  # the node to run on
     restarts: int = -1  # the first start is none
     pending: dict[int, tuple[LeafLesson, Future[Learned]]] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -70,7 +70,7 @@ class _Seat:
 
 
 class OnRay:
-    """Leaves on a Ray cluster; `address` is as `ray.init` takes it, None: a cluster of its own."""
+    """Leaves on a Ray cluster; `address` is passed to `ray.init`, None starts a cluster."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class OnRay:
         *,
         address: str | None = None,
         cpus: float = 1.0,  # that each leaf asks of its node
-        durability: Durability = "full",  # "process": faster, and a power cut may lose lessons
+        durability: Durability = "full",  # "process": faster, but a power cut may lose examples
     ) -> None:
         self._ray = import_ray()
         connect_ray(self._ray, address)
@@ -169,10 +169,10 @@ class OnRay:
         return future
 
     def _question(self, labels: tuple[str, ...], vectors: Tensor) -> Question:
-        """Labels and their vectors [label, dim]; many of them go to each node once.
+        """Labels and their vectors [label, dim]; a large set is sent to each node once.
 
-        A set that is asked about again is the same object in Ray's store, and has a number, by
-        which a leaf that has fetched it knows it again.
+        A set that was used before is the same object in Ray's store, with a number by which leaves
+        cache it.
         """
         if len(labels) < MANY:
             return labels, vectors.cpu().numpy()
@@ -204,7 +204,7 @@ class OnRay:
             shutil.rmtree(leaf_folder(self._folder, leaf), ignore_errors=True)
 
     def health(self) -> list[Health]:
-        """Asks every leaf; one that is found dead is started again."""
+        """State of every leaf; dead ones are restarted."""
         seats = sorted(self._seats.values(), key=lambda seat: seat.leaf)
         actors = [(seat, seat.actor) for seat in seats]
         asked = [(seat, actor, actor.ready.remote()) for seat, actor in actors if actor is not None]
@@ -233,7 +233,7 @@ class OnRay:
     # ------------------------------------------------------------------------------- the rest
 
     def migrate(self, leaf: int, node: str) -> None:
-        """Move a leaf to a node; it is asked again when this returns, and nothing waits in vain."""
+        """Move a leaf to a node; it is in use again when this returns."""
         alive = [each["NodeID"] for each in self._ray.nodes() if each["Alive"]]
         if node not in alive:
             raise AnytimeError(
@@ -243,16 +243,16 @@ class OnRay:
         if seat is None:
             raise AnytimeError(f"There is no leaf {leaf}: it may have split.")
         actor = self._taken(seat, node)
-        self._end(actor)  # after what was sent before; the rest is sent to the new one
+        self._end(actor)  # after earlier requests; later ones go to the new actor
         self._begin(seat)
         self._wait(seat)
         if seat.node != node:
             raise AnytimeError(f"Leaf {leaf} did not start on {node}; it is on {seat.node}.")
 
     def rebalance(self) -> dict[int, str]:
-        """Move leaves to nodes that have fewer, such as one that has joined; returns what moved.
+        """Move leaves to nodes with fewer, such as a new one; returns the moves.
 
-        One leaf at a time, and only while a node has two more than another.
+        One leaf at a time, while a node has at least two more than another.
         """
         moved: dict[int, str] = {}
         while (step := self._uneven()) is not None:
@@ -262,7 +262,7 @@ class OnRay:
         return moved
 
     def _uneven(self) -> tuple[int, str] | None:
-        """A leaf of the fullest node, and the emptiest node, if that is worth a move."""
+        """A leaf of the fullest node and the emptiest node, if they differ by two or more."""
         on: dict[str, list[int]] = {
             each["NodeID"]: []
             for each in self._ray.nodes()
@@ -283,9 +283,9 @@ class OnRay:
         return seat
 
     def _taken(self, seat: _Seat, node: str) -> Any:
-        """The actor, out of use from now on; the leaf's next one shall run on that node."""
+        """Take the actor out of use; the leaf's next one runs on that node."""
         while True:
-            actor = self._wait(seat)  # without the lock, which whoever starts the leaf needs
+            actor = self._wait(seat)  # without the lock, which starting the leaf needs
             with seat.lock:
                 if seat.actor is actor:
                     seat.actor, seat.wanted = None, node
@@ -316,7 +316,7 @@ class OnRay:
         return isinstance(error, self._ray.exceptions.RayActorError)
 
     def _lost(self, seat: _Seat, actor: Any) -> None:
-        """The actor is dead or out of reach: start the leaf again, once."""
+        """The actor is dead or unreachable: restart the leaf, once."""
         with seat.lock:
             if seat.actor is not actor or seat.gone or self._closed.is_set():
                 return
@@ -328,7 +328,7 @@ class OnRay:
         threading.Thread(target=self._started, args=(seat, lost), daemon=True).start()
 
     def _started(self, seat: _Seat, lost: Any) -> None:
-        """Start the leaf, for as long as it takes, and send what waits for it."""
+        """Start the leaf, retrying until it runs, and send what waits for it."""
         if lost is not None:  # one that is only out of reach still has the memory's lock
             self._ray.kill(lost)
         while not seat.gone and not self._closed.is_set():
@@ -354,7 +354,7 @@ class OnRay:
                 time.sleep(AGAIN)
                 continue
             with seat.lock:
-                if seat.gone:  # nobody would ever end this one
+                if seat.gone:  # nothing else would end it
                     self._ray.kill(actor)
                     return
                 seat.actor, seat.node, seat.coming = actor, node, None
@@ -380,10 +380,10 @@ class OnRay:
         raise Unreachable(f"There is no leaf {seat.leaf} any more.")
 
     def _leave(self, seat: _Seat) -> None:
-        """The leaf shall not run any more."""
+        """End a leaf."""
         with seat.lock:
             seat.gone = True
-            seat.up.set()  # nobody waits for it in vain
+            seat.up.set()  # release waiting callers
             actor, coming = seat.actor, seat.coming
         if actor is not None:
             self._end(actor)
@@ -391,7 +391,7 @@ class OnRay:
             self._ray.kill(coming)  # or it would wait for room that others could use
 
     def _end(self, actor: Any) -> None:
-        """Let the actor write its checkpoint and go; if it is dead already, so much the better."""
+        """Let the actor write its checkpoint and exit; it may be dead already."""
         try:
             learn = actor.call.options(concurrency_group="learn")
             self._ray.get(learn.remote("close"), timeout=READY)
@@ -401,10 +401,10 @@ class OnRay:
 
 
 def labels_of(folder: Path) -> list[str]:
-    """Every label that the memory in a folder speaks of, if there is one.
+    """Every label in the memory of a folder, if there is one.
 
-    Its leaf may have to live through its journal again, and has no text side: those that nobody has
-    told it of, since it lived elsewhere before, are to be told first.
+    Its leaf has no text encoder and may have to replay its journal, so it needs their embeddings
+    first.
     """
     if not holds_memory(folder):
         return []
@@ -420,14 +420,14 @@ def labels_of(folder: Path) -> list[str]:
 
 
 def on_node(node: str) -> Any:
-    """The strategy that puts an actor on a node or nowhere."""
+    """The scheduling strategy that requires a node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def on_ray(**options: Any) -> Any:
-    """For `TreeClassifier.open(leaves=...)`: leaves on Ray, with the options of `OnRay`."""
+    """Leaves on Ray for `TreeClassifier.open(leaves=...)`, with the options of `OnRay`."""
 
     def make(folder: Path, backbone: Backbone, settings: Settings) -> OnRay:
         return OnRay(folder, backbone, settings, **options)

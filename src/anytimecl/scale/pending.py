@@ -1,4 +1,4 @@
-"""Lessons and questions on their way to leaves, and leaves that take too long over them."""
+"""Pending requests to leaves, and detection of leaves that do not respond."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from anytimecl.scale.leaves import Unreachable
 from anytimecl.trainer import Learned
 
-PENDING = 64  # lessons on their way to one leaf before a teacher waits
-AGAIN = 60.0  # seconds after which a leaf that is silent is asked once more
+PENDING = 64  # pending examples of a leaf before a caller waits
+AGAIN = 60.0  # seconds after which a silent leaf is asked again
 
 
 class MustWait(Exception):
-    """A lesson cannot be sent until something else is done."""
+    """An example cannot be sent until another request is done."""
 
     def __init__(self, first: Future[Any]) -> None:
         super().__init__("too much is on its way to the leaf, or it splits")
@@ -26,7 +26,7 @@ class MustWait(Exception):
 
 
 class Lessons:
-    """Lessons on their way. A leaf that has some and learns none for `stuck` seconds is stuck.
+    """Pending examples. A leaf that has some and learns none for `stuck` seconds is stuck.
 
     >>> lessons, sent = Lessons(stuck=30.0), Future()
     >>> lessons.add(0, sent)
@@ -38,10 +38,10 @@ class Lessons:
         self.stuck = stuck
         self._lock = threading.Lock()
         self._queues: dict[int, deque[Future[Learned]]] = defaultdict(deque)
-        self._progress: dict[int, float] = {}  # when a leaf last learned, or was given something
+        self._progress: dict[int, float] = {}  # when a leaf last learned, or was sent an example
 
     def add(self, leaf: int, future: Future[Learned]) -> None:
-        """A lesson was sent to a leaf."""
+        """Add an example that was sent to a leaf."""
         with self._lock:
             queue = self._queues[leaf]
             while queue and queue[0].done():
@@ -52,31 +52,31 @@ class Lessons:
         future.add_done_callback(lambda _: self.restart_clocks([leaf]))
 
     def of(self, leaf: int) -> list[Future[Learned]]:
-        """The lessons that a leaf has not learned yet, the oldest first."""
+        """Pending examples of a leaf, the oldest first."""
         with self._lock:
             return [future for future in self._queues.get(leaf, ()) if not future.done()]
 
     def leaves(self) -> list[int]:
-        """The leaves that have lessons to learn."""
+        """Leaves with pending examples."""
         with self._lock:
             known = list(self._queues)
         return [leaf for leaf in known if self.of(leaf)]
 
     def all(self) -> list[Future[Learned]]:
-        """The lessons that no leaf has learned yet."""
+        """All pending examples."""
         return [future for leaf in self.leaves() for future in self.of(leaf)]
 
     def before(self, leaf: int, room: int = 1) -> Future[Learned] | None:
-        """What another lesson for a leaf has to wait for; Unreachable, if the leaf is stuck.
+        """The request that another example for a leaf has to wait for; Unreachable if it is stuck.
 
-        If it has to, it waits until there is `room` for so many: all who wait try again then.
+        A caller that has to wait does so until there is `room` for this many.
         """
         self.check(leaf)
         waiting = self.of(leaf)
         return waiting[room - 1] if len(waiting) >= PENDING else None
 
     def check(self, leaf: int) -> None:
-        """Unreachable, if the leaf is stuck."""
+        """Raise Unreachable if the leaf is stuck."""
         count, since = len(self.of(leaf)), time.monotonic() - self._progress.get(leaf, 0.0)
         if count and since > self.stuck:
             raise Unreachable(
@@ -85,33 +85,33 @@ class Lessons:
             )
 
     def wait(self, future: Future[Any]) -> None:
-        """Until it is done; Unreachable, if it is a lesson and its leaf is stuck."""
+        """Wait for a request; raises Unreachable if its leaf is stuck."""
         while wait([future], min(1.0, self.stuck)).not_done:
             self.check_lesson(future)
 
     def check_lesson(self, future: Future[Any]) -> None:
-        """Unreachable, if it is a lesson and its leaf is stuck."""
+        """Raise Unreachable if the request's leaf is stuck."""
         for leaf in self.leaves():
             if future in self.of(leaf):
                 self.check(leaf)
 
     def restart_clocks(self, leaves: Iterable[int]) -> None:
-        """These leaves go on, from now."""
+        """Restart the timeouts of these leaves."""
         now = time.monotonic()
         with self._lock:
             self._progress.update((leaf, now) for leaf in leaves)
 
     def drop(self, leaf: int) -> None:
-        """The leaf is no more."""
+        """Remove a leaf."""
         with self._lock:
             self._queues.pop(leaf, None)
             self._progress.pop(leaf, None)
 
 
 class Silence:
-    """Leaves that have left somebody without an answer, whom others need not wait for.
+    """Leaves that missed a timeout, which other requests do not wait for.
 
-    Until they answer one of the questions that they still have, or fail to.
+    Until they respond to one of their pending requests.
 
     >>> silence, asked = Silence(), {3: Future()}
     >>> silence.may_ask(3)
@@ -128,7 +128,7 @@ class Silence:
         self._since: dict[int, float] = {}
 
     def may_ask(self, leaf: int) -> bool:
-        """Not one that is silent; now and then one tries all the same, lest a word was lost."""
+        """Whether to ask a leaf: not if it is silent, except from time to time."""
         now, since = time.monotonic(), self._since.get(leaf)
         if since is None:
             return True
@@ -137,7 +137,7 @@ class Silence:
         return now >= since + AGAIN
 
     def note(self, asked: Mapping[int, Future[Any]], answered: Mapping[int, Any]) -> None:
-        """Who was asked, and who has answered in time."""
+        """Record which leaves were asked, and which answered in time."""
         for leaf, future in asked.items():
             if leaf in answered:
                 self._since.pop(leaf, None)

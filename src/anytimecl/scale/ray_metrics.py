@@ -1,4 +1,4 @@
-"""What a router tells Ray's metrics, which Prometheus reads from every node."""
+"""The router's metrics, exported by Ray to Prometheus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30]
 
 
 class RouterMetrics:
-    """`ray_anytimecl_...`: lessons and questions by outcome, and how leaves are."""
+    """`ray_anytimecl_...`: requests by outcome, and the state of leaves."""
 
     def __init__(self) -> None:
         from ray.util.metrics import Counter, Gauge, Histogram
@@ -31,7 +31,7 @@ class RouterMetrics:
 
     @contextmanager
     def timed(self, kind: str, count: int) -> Iterator[None]:
-        """A call about so many lessons or images."""
+        """Time a call with this many examples or images."""
         began, outcome = time.monotonic(), "failed"
         try:
             yield
@@ -41,7 +41,7 @@ class RouterMetrics:
             self._seconds.observe(time.monotonic() - began, {"kind": kind})
 
     def tell(self, leaves: Sequence[Health]) -> None:
-        """How leaves are."""
+        """Report the state of leaves."""
         for each in leaves:
             leaf = {"leaf": str(each.leaf)}
             self._waiting.set(each.pending, leaf)

@@ -1,4 +1,4 @@
-"""From images to what a tree needs of them: what encoders do, so that the router need not."""
+"""Encoders: turn images into records and embeddings, to unburden the router."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from anytimecl.settings import Settings
 
 
 class EncodedImage(NamedTuple):
-    """An image as a lesson needs it."""
+    """An encoded image, for learning."""
 
     record: bytes
-    vector: NDArray[np.float32]  # [dim], by which it finds its leaf
-    content: int | None = None  # digest of its tokens, where they were seen
+    vector: NDArray[np.float32]  # [dim], for routing
+    content: int | None = None  # digest of its tokens, if known
 
 
 class Looked(NamedTuple):
-    """Images as a question needs them."""
+    """Encoded images, for prediction."""
 
     tokens: NDArray[np.float32]  # [image, token, width]
-    vectors: NDArray[np.float32]  # [image, dim], by which they find their leaves
+    vectors: NDArray[np.float32]  # [image, dim], for routing
 
 
 class RecordMaker:
-    """A model's large part, and its codec."""
+    """A model's trunk, and its codec."""
 
     def __init__(self, backbone: Backbone, settings: Settings) -> None:
         self._backbone = backbone
         self._codec = make_codec(settings.codec, backbone.spec, backbone.tail)
 
     def encoded(self, images: Sequence[PIL.Image.Image]) -> list[EncodedImage]:
-        """To be learned."""
+        """Encode images for learning."""
         found = []
         for tokens in self._backbone.encode(images):
             record = self._codec.encode(tokens)
@@ -50,11 +50,11 @@ class RecordMaker:
         return found
 
     def located(self, record: bytes) -> EncodedImage:
-        """A record that was made elsewhere; StoreError if it is damaged."""
+        """Check and embed a record that was made elsewhere; StoreError if it is damaged."""
         return EncodedImage(record, self._vector(record))
 
     def looked(self, images: Sequence[PIL.Image.Image]) -> Looked:
-        """To be asked about."""
+        """Encode images for prediction."""
         tokens = self._backbone.encode(images)
         vectors = image_vectors(self._backbone, tokens).cpu()
         return Looked(tokens.cpu().numpy(), vectors.numpy())
@@ -65,7 +65,7 @@ class RecordMaker:
 
 
 class RecordHost(RecordMaker):
-    """What runs in an encoder's actor."""
+    """The Ray actor of an encoder."""
 
     def __init__(self, model: str, fingerprint: str, settings: str, threads: int = 1) -> None:
         torch.set_num_threads(threads)
@@ -75,11 +75,11 @@ class RecordHost(RecordMaker):
         super().__init__(backbone, Settings.from_json(settings))
 
     def ready(self) -> bool:
-        """It has its model."""
+        """Returns when the model is loaded."""
         return True
 
 
 def encoders_on(ray: Any, count: int, cpus: float, *args: Any) -> list[Any]:
-    """Actors that Ray starts again wherever there is room."""
+    """Encoder actors, which Ray restarts on any node."""
     host = ray.remote(num_cpus=cpus, max_restarts=-1, scheduling_strategy="SPREAD")(RecordHost)
     return [host.remote(*args) for _ in range(count)]

@@ -1,12 +1,11 @@
-"""Parts of an image: classify a box or a mask by its patches, and learn from a corrected one.
+"""Regions of an image: classify and learn boxes or masks by their patches.
 
-The image is encoded once. For a region the class token attends to the region's patches alone: they
-take the place of all others, repeated to fill it, so that the class token weighs against patches as
-it always does. What comes out are tokens like those of any image, so prediction, learning and every
-codec work on regions as they are.
+The image is encoded once. For a region, the region's patches replace all others, repeated to keep
+the number of tokens and so the balance of class token and patches. The result has the form of an
+image's tokens, so prediction, learning and codecs work unchanged.
 
-It is an approximation: patches have seen the whole image on their way, and so has the class token.
-docs/scale.md has what that costs beside encoding the crop.
+It is an approximation, since patches and class token have attended to the whole image in the trunk.
+docs/scale.md compares it with encoding the crop.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from anytimecl.trainer import Learned
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels of the image
 Mask = NDArray[np.bool_]  # [height, width] of the image
 Region = Box | Mask
-COVERED = 0.5  # of a patch, from which on it belongs to a region
+COVERED = 0.5  # share of a patch from which it belongs to a region
 
 
 class ReadsTokens(Protocol):
@@ -51,7 +50,7 @@ def grid(spec: Spec) -> tuple[int, int]:
 
 
 def coverage(region: Region, size: tuple[int, int], spec: Spec) -> Tensor:
-    """How much of each patch [patch] a region covers, in an image of this size (width, height)."""
+    """Share of each patch [patch] that a region covers, in an image of size (width, height)."""
     rows, columns = grid(spec)
     mask = _as_mask(region, size)
     prep = spec.preprocess
@@ -85,7 +84,7 @@ def _as_mask(region: Region, size: tuple[int, int]) -> PIL.Image.Image:
 
 
 def region_tokens(tokens: Tensor, cover: Tensor) -> Tensor:
-    """Tokens [token, width] of an image as tokens of one region, by the cover [patch] of it."""
+    """Tokens [token, width] of a region, from the image's tokens and the region's `cover`."""
     if not cover.any():
         raise ImageError("The region lies outside of what the model sees of the image.")
     inside = cover >= min(COVERED, float(cover.max()))  # a small one has at least one patch
@@ -118,7 +117,7 @@ def predict_regions(
 def learn_region(
     classifier: Any, image: ImageSource, region: Region, label: str, *, key: str | None = None
 ) -> Learned:
-    """Learn one region under its label, as `learn_one` does a whole image."""
+    """`learn_one` for a region."""
     (tokens,) = encode_regions(classifier, classifier.backbone.spec, image, [region])
     learned: Learned = classifier.learn_tokens(tokens, label, key=key)
     return learned

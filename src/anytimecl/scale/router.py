@@ -1,7 +1,7 @@
-"""A tree on a cluster that any program can reach: the router as an actor, and its caller.
+"""A tree on a Ray cluster: the router as an actor, and its client.
 
-Encoders make records of images, and the router knows the way to the leaves: it holds no thread for
-a lesson that is on its way, so that those who wait for one leaf hold up nobody else.
+Encoders turn images into records, and the router sends them to leaves. Pending examples take no
+thread of the router, so that waiting for one leaf does not block requests to others.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from anytimecl.trainer import Learned
 
 T = TypeVar("T")
 NAME = "router"
-TOGETHER = 32  # images that travel in one call
-AGAIN_FOR, PAUSE = 120.0, 0.5  # seconds that a router that is gone is waited for, and between looks
-SOON = 60.0  # seconds after which whoever starts a tree hears what it may lack
-LEFT_FOR = 600.0  # seconds that a router that is started again waits until it has the tree
-# Calls of a kind that the router works on side by side; what waits for a leaf takes no thread.
+TOGETHER = 32  # images in one call
+AGAIN_FOR, PAUSE = 120.0, 0.5  # seconds to wait for a router that is restarted, and between checks
+SOON = 60.0  # seconds until a slow start is reported, with possible causes
+LEFT_FOR = 600.0  # seconds that a restarted router waits for the tree's lock
+# Concurrent calls of each kind in the router; waiting for a leaf takes no thread.
 AT_ONCE = {"learn": 1000, "ask": 1000, "control": 100}
 THREADS = {"learn": 128, "ask": 64, "control": 4, "encode": 1}
 
 
 class AlreadyUp(AnytimeError):
-    """A tree runs on the cluster."""
+    """A tree already runs on the cluster."""
 
 
 def _opened(folder: str, *, accept_loss: bool, **options: Any) -> TreeClassifier:
-    """The tree. A router that is started again waits for what is left of the one before it.
+    """Open the tree. A restarted router waits until its predecessor's lock is released.
 
-    Its lock may outlive it for a while, on a disk of many nodes; and an actor whose making fails is
-    never started again. A loss was accepted once: what is missing since is an error.
+    On a network disk the lock may outlive its owner, and Ray does not restart an actor whose
+    constructor fails. `accept_loss` applies to the first start only.
     """
     end = time.monotonic() + LEFT_FOR
     accept_loss = accept_loss and not _started_again()
@@ -75,7 +75,7 @@ def _started_again() -> bool:
 
 
 class RouterHost:
-    """What runs in the router's actor."""
+    """The router's actor."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class RouterHost:
         self._starting = {each.ready.remote(): each for each in self._encoders}
 
     async def encoders(self) -> list[Any]:
-        """Those that have their model; none: whoever has images sends them to the router."""
+        """Encoders that are ready; if none, clients send images to the router."""
         if self._starting:
             waited = import_ray().wait
             done, _ = waited(list(self._starting), num_returns=len(self._starting), timeout=0)
@@ -115,21 +115,21 @@ class RouterHost:
         return [each for each in self._encoders if each not in self._starting.values()]
 
     async def encoded(self, images: list[Any]) -> list[EncodedImage]:
-        """What encoders would do."""
+        """`RecordMaker.encoded`."""
         return await self._in("encode", lambda: self._maker.encoded(images))
 
     async def located(self, record: bytes) -> EncodedImage:
-        """What encoders would do."""
+        """`RecordMaker.located`."""
         return await self._in("encode", lambda: self._maker.located(record))
 
     async def looked(self, images: list[Any]) -> Looked:
-        """What encoders would do."""
+        """`RecordMaker.looked`."""
         return await self._in("encode", lambda: self._maker.looked(images))
 
     async def learn_all(
         self, lessons: list[tuple[EncodedImage, str, Sequence[str] | None, str]]
     ) -> list[Learned]:
-        """Images with label, candidates and key."""
+        """Learn encoded images with label, candidates and key."""
         with self._metrics.timed("lesson", len(lessons)):
             sent = [await self._submitted(lesson) for lesson in lessons]
             for future in sent:
@@ -139,7 +139,7 @@ class RouterHost:
     async def _submitted(
         self, lesson: tuple[EncodedImage, str, Sequence[str] | None, str]
     ) -> Future[Learned]:
-        """On its way. Until it may be, it waits here, without a thread."""
+        """Send an example to its leaf; waits here, without a thread, until that is possible."""
         while True:
             try:
                 return await self._in("learn", lambda: self._sent(*lesson))
@@ -160,7 +160,7 @@ class RouterHost:
         )
 
     async def _done(self, future: Future[Any]) -> None:
-        """Until a lesson or a split is done, whatever came of it; an error if its leaf is stuck."""
+        """Wait until a request or a split is done; raises if its leaf is stuck."""
         over, loop = asyncio.Event(), asyncio.get_running_loop()
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(over.set))
         while not over.is_set():
@@ -170,7 +170,7 @@ class RouterHost:
                 self._tree.check_lesson(future)
 
     async def predict(self, looked: Looked, labels: Any, threshold: float) -> list[TreePrediction]:
-        """As the tree does."""
+        """`TreeClassifier.predict` for encoded images."""
         tokens, vectors = torch.tensor(looked.tokens), torch.tensor(looked.vectors)
 
         def answer() -> list[TreePrediction]:
@@ -180,39 +180,39 @@ class RouterHost:
             return await self._in("ask", answer)
 
     async def forget(self, label: str) -> int:
-        """As the tree does."""
+        """`TreeClassifier.forget`."""
         return await self._in("control", lambda: self._tree.forget(label=label))
 
     async def consolidate(self, epochs: int) -> None:
-        """As the tree does."""
+        """`TreeClassifier.consolidate`."""
         await self._in("control", lambda: self._tree.consolidate(epochs))
 
     async def snapshot(self, to: str) -> int:
-        """As the tree does."""
+        """`TreeClassifier.snapshot`."""
         return await self._in("control", lambda: self._tree.snapshot(to))
 
     async def verify(self) -> TreeReport:
-        """As the tree does."""
+        """`TreeClassifier.verify`."""
         return await self._in("control", self._tree.verify)
 
     async def stats(self) -> dict[str, LabelStats]:
-        """As the tree does."""
+        """`TreeClassifier.stats`."""
         return await self._in("control", self._tree.stats)
 
     async def labels(self) -> list[str]:
-        """As the tree does."""
+        """`TreeClassifier.labels`."""
         return self._tree.labels
 
     async def size(self) -> int:
-        """Examples stored."""
+        """Number of stored examples."""
         return await self._in("control", lambda: len(self._tree))
 
     async def fingerprint(self) -> str:
-        """Of the model: an edge must have the same."""
+        """Fingerprint of the model, which an edge client must share."""
         return self._tree.backbone.spec.fingerprint
 
     async def health(self) -> list[Health]:
-        """As the tree does."""
+        """`TreeClassifier.health`."""
         found = await self._in("ask", self._tree.health)
         self._metrics.tell(found)
         return found
@@ -224,22 +224,22 @@ class RouterHost:
         await self._in("control", lambda: leaves.migrate(leaf, node))
 
     async def rebalance(self) -> dict[int, str]:
-        """Move leaves to nodes that have fewer."""
+        """Move leaves to nodes with fewer; returns the moves."""
         leaves = self._tree.leaves
         assert isinstance(leaves, OnRay)
         return await self._in("control", leaves.rebalance)
 
     async def close(self) -> None:
-        """Let every leaf write its checkpoint and go."""
+        """Close every leaf, with a checkpoint."""
         await self._in("ask", self._tree.close)
 
     async def _in(self, kind: str, work: Callable[[], T]) -> T:
-        """In a thread of that kind: whoever may have to wait leaves the event loop here."""
+        """Run blocking work in a thread of this kind, outside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._pools[kind], work)
 
 
 class ClusterClassifier:
-    """A tree on a cluster, with the calls of `TreeClassifier` for images and records."""
+    """Client of a tree on a cluster, with the methods of `TreeClassifier`."""
 
     def __init__(self, actor: Any) -> None:
         self._ray, self._actor = import_ray(), actor
@@ -248,9 +248,9 @@ class ClusterClassifier:
         self._turn = itertools.count()
 
     def _call(self, kind: str, method: str, *args: Any, **options: Any) -> Any:
-        """What the router says; while Ray starts it again, for a while, it is asked again.
+        """Call the router, with retries while Ray restarts it.
 
-        So whatever is asked must do no harm the second time: lessons have keys.
+        So calls must be idempotent: examples have keys.
         """
         end = time.monotonic() + AGAIN_FOR
         while True:
@@ -264,7 +264,7 @@ class ClusterClassifier:
                 time.sleep(PAUSE)
 
     def _encode(self, method: str, given: Sequence[Any]) -> list[Any]:
-        """What encoders make of each, side by side; the router does it where there is none."""
+        """Encode in parallel on the encoders, or on the router if there is none."""
         end = time.monotonic() + AGAIN_FOR
         self._encoders = self._encoders or self._call("ask", "encoders")
         found: list[Any] = [None] * len(given)
@@ -318,7 +318,7 @@ class ClusterClassifier:
     def learn_many(
         self, examples: Iterable[tuple[ImageSource, str] | tuple[ImageSource, str, str | None]]
     ) -> int:
-        """`learn_one` for each (image, label) or (image, label, key); leaves work side by side."""
+        """`learn_one` for each (image, label) or (image, label, key); leaves learn in parallel."""
         rest, count = iter(examples), 0
         while some := list(islice(rest, TOGETHER)):
             images = [[load_image(image)] for image, *_ in some]
@@ -331,30 +331,30 @@ class ClusterClassifier:
         return count
 
     def _taught(self, lessons: list[tuple[EncodedImage, str, Any, str | None]]) -> list[Learned]:
-        """Each has a key, so that it may be sent twice."""
+        """Send examples, with keys, so that they may be sent twice."""
         keyed = [(*one, key or uuid.uuid4().hex) for *one, key in lessons]
         found: list[Learned] = self._call("learn", "learn_all", keyed)
         return found
 
     def forget(self, *, label: str) -> int:
-        """Remove every example of a label, for good, from every leaf; returns how many."""
+        """Delete every example of a label, permanently, from every leaf; returns their number."""
         return int(self._call("control", "forget", label))
 
     def consolidate(self, epochs: int = 10) -> None:
-        """Train every leaf offline over its own memory, one after the other."""
+        """Train every leaf offline over its own memory, one at a time."""
         self._call("control", "consolidate", epochs)
 
     def snapshot(self, to: str | Path) -> int:
-        """Copy the whole tree into a new folder that every node can reach; it is a tree, too."""
+        """Copy the tree into a new folder, which every node can reach."""
         return int(self._call("control", "snapshot", str(Path(to).resolve())))
 
     def verify(self) -> TreeReport:
-        """Have every leaf read and check what it has."""
+        """Verify the memory of every leaf."""
         found: TreeReport = self._call("control", "verify")
         return found
 
     def stats(self) -> dict[str, LabelStats]:
-        """Per label: examples of all leaves, and the means of what they know by their examples."""
+        """Statistics by label: examples of all leaves summed, the rest averaged by examples."""
         found: dict[str, LabelStats] = self._call("control", "stats")
         return found
 
@@ -372,21 +372,21 @@ class ClusterClassifier:
 
     @property
     def labels(self) -> list[str]:
-        """Every label learned."""
+        """Every seen label."""
         found: list[str] = self._call("ask", "labels")
         return found
 
     @property
     def fingerprint(self) -> str:
-        """Of the model: an edge must have the same."""
+        """Fingerprint of the model, which an edge client must share."""
         return str(self._call("ask", "fingerprint"))
 
     def __len__(self) -> int:
-        """Examples stored, once all that is on its way has been learned."""
+        """Number of stored examples, after pending ones have been learned."""
         return int(self._call("control", "size"))
 
     def health(self) -> list[Health]:
-        """How each leaf is."""
+        """State of each leaf."""
         found: list[Health] = self._call("control", "health")
         return found
 
@@ -395,12 +395,12 @@ class ClusterClassifier:
         self._call("control", "migrate", leaf, node)
 
     def rebalance(self) -> dict[int, str]:
-        """Move leaves to nodes that have fewer, such as one that has joined; says what moved."""
+        """Move leaves to nodes with fewer, such as a new one; returns the moves."""
         found: dict[int, str] = self._call("control", "rebalance")
         return found
 
     def down(self) -> None:
-        """End the tree on the cluster; its folder stays, with all that it learned."""
+        """Stop the tree on the cluster; its folder is kept."""
         self._ended = True
         self._call("control", "close")
         self._ray.kill(self._actor)
@@ -419,11 +419,11 @@ def up(
     copy_to: str | None = None,
     encoders: int = 0,
 ) -> ClusterClassifier:
-    """Start a tree on a cluster; `address` is as `ray.init` takes it, None: a cluster here.
+    """Start a tree on a cluster; `address` is passed to `ray.init`, None starts a cluster here.
 
-    `durability` is as `OnRay` takes it, `accept_loss` and `copy_to` as `TreeClassifier.open` does.
-    So many `encoders` make records of images, each with `cpus` cores as leaves have; until one has
-    its model, and without any, the router does it.
+    `durability` is as in `OnRay`, `accept_loss` and `copy_to` as in `TreeClassifier.open`.
+    `encoders` is the number of encoder actors, with `cpus` cores each, like leaves; without any, or
+    until one is ready, the router encodes.
     """
     ray = import_ray()
     connect_ray(ray, address)
@@ -450,13 +450,13 @@ def up(
             warnings.warn(told, stacklevel=2)
         ray.get(health)  # until all are there
     except ray.exceptions.RayActorError as error:
-        ray.kill(actor)  # or Ray would try again for ever
+        ray.kill(actor)  # else Ray would retry for ever
         raise AnytimeError(f"The router did not start: {died_of(error)}") from error
     return made
 
 
 def connect(address: str | None = "auto") -> ClusterClassifier:
-    """The tree that runs on a cluster."""
+    """Connect to the tree that runs on a cluster."""
     ray = import_ray()
     connect_ray(ray, address)
     try:

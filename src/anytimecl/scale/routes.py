@@ -1,7 +1,6 @@
-"""Which leaf an image belongs to: a binary tree of centres, grown by splitting a leaf in two.
+"""Routing of images to leaves: a binary tree of centres, grown by splitting leaves.
 
-Centres are fixed when a leaf splits. So an example is found again where it was put, whatever came
-after it, and routing needs no more than this table.
+Centres are fixed when a leaf splits, so an image is always routed to the leaf that has its example.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from anytimecl.errors import StoreError
 
-# Version 1 had no owner written with it, and otherwise the same.
+# Version 1 had no owner.
 VERSION, READABLE = "2", ("1", "2")
 
 
@@ -32,9 +31,9 @@ class Halves(NamedTuple):
 
 
 def two_means(vectors: Tensor, rounds: int = 20) -> Halves | None:
-    """Two clusters of vectors [example, dim]; None if there are no two to be found.
+    """Two clusters of vectors [example, dim]; None if they cannot be separated.
 
-    It starts from the two ends of the widest direction, so it needs no luck.
+    2-means, initialised with the two ends of the first principal direction: deterministic.
 
     >>> two_means(torch.tensor([[0.0, 0.0], [0.0, 0.1], [1.0, 0.0]])).side.tolist() in (
     ...     [0, 0, 1], [1, 1, 0])
@@ -57,7 +56,7 @@ def two_means(vectors: Tensor, rounds: int = 20) -> Halves | None:
 
 
 def nearer(vectors: Tensor, centres: Tensor) -> Tensor:
-    """[vector], 0 or 1. One comparison each, so that a batch decides as each vector alone would."""
+    """Index of the nearer centre, [vector], computed so that it does not depend on the batch."""
     along = centres[1] - centres[0]
     middle = (centres[0] + centres[1]) / 2
     return (((vectors - middle) * along).sum(-1) > 0).long()
@@ -65,9 +64,9 @@ def nearer(vectors: Tensor, centres: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Routes:
-    """The tree. Leaves have numbers that are never used again; the first one is 0.
+    """The tree of centres. Leaves have numbers that are never reused; the first one is 0.
 
-    It never changes, so whoever asks the way needs no lock: a split makes another one.
+    Immutable, so that routing needs no lock: a split creates another one.
     """
 
     centres: Tensor  # [node, 2, dim]
@@ -76,7 +75,7 @@ class Routes:
 
     @classmethod
     def single(cls, dim: int) -> Routes:
-        """One leaf for everything."""
+        """A tree of one leaf."""
         return cls(torch.empty(0, 2, dim))
 
     def leaf_of(self, vector: Tensor) -> int:
@@ -87,18 +86,18 @@ class Routes:
         return -1 - at
 
     def leaves(self) -> list[int]:
-        """Every leaf, in order."""
+        """All leaves, in order."""
         ends = [child for pair in self.children for child in pair if child < 0] or [-1]
         return sorted(-1 - end for end in ends)
 
     def near(self, vector: Tensor, count: int) -> list[tuple[int, float]]:
-        """The leaf of a vector first, then those with the nearest centres; each with its distance.
+        """The leaf of a vector, then those with the nearest centres, with their distances.
 
-        One that answers alone has no distance to compare: it is 0.
+        A single leaf has the distance 0.
         """
         own = self.leaf_of(vector)
         if count == 1 or not self.children:
-            return [(own, 0.0)]  # whoever answers alone need not be weighed
+            return [(own, 0.0)]  # a single leaf needs no weight
         leaves, centres = self._centred
         away = dict(zip(leaves, (vector - centres).norm(dim=-1).tolist(), strict=True))
         others = sorted((leaf for leaf in leaves if leaf != own), key=away.__getitem__)
@@ -106,7 +105,7 @@ class Routes:
 
     @cached_property
     def _centred(self) -> tuple[list[int], Tensor]:
-        """Every leaf that has a centre, and their centres [leaf, dim]."""
+        """Leaves with a centre, and their centres [leaf, dim]."""
         found = [
             (-1 - child, node, part)
             for node, pair in enumerate(self.children)
@@ -117,7 +116,7 @@ class Routes:
         return leaves, self.centres[nodes, parts]
 
     def split(self, leaf: int, centres: Tensor) -> tuple[Routes, tuple[int, int]]:
-        """A tree with two new leaves in the place of one, and their numbers."""
+        """A tree with a leaf replaced by two new ones, and their numbers."""
         new = self.next_leaf, self.next_leaf + 1
         here, node = -1 - leaf, len(self.children)
         children = [
@@ -129,7 +128,7 @@ class Routes:
         return Routes(grown, children, self.next_leaf + 2), new
 
     def save(self, file: Path, meta: dict[str, str]) -> None:
-        """Write it, in place of an older one, so that a crash leaves one or the other."""
+        """Write the file, atomically."""
         told = {"version": VERSION, "next": str(self.next_leaf), **meta}
         told["children"] = json.dumps(self.children)
         draft = file.with_name(f".{file.name}-new")
@@ -145,7 +144,7 @@ class Routes:
 
     @classmethod
     def load(cls, file: Path) -> tuple[Routes, dict[str, str]]:
-        """Back from `save`, with what was written beside it."""
+        """Load what `save` wrote, with its metadata."""
         told = read_meta(file)
         try:
             with safe_open(file, framework="pt") as opened:
@@ -157,7 +156,7 @@ class Routes:
 
 
 def read_meta(file: Path) -> dict[str, str]:
-    """What `Routes.save` has written beside the centres, of a version that can be read."""
+    """The metadata of `Routes.save`; raises for an unsupported version."""
     try:
         with safe_open(file, framework="pt") as opened:
             told = dict(opened.metadata() or {})

@@ -1,7 +1,7 @@
-"""A second copy of every lesson, elsewhere: another disk, a store that fsspec reaches, or a log.
+"""A second copy of every example: on another disk, in a store of fsspec, or in a log service.
 
-Lessons are written here once a leaf has them, before they are acknowledged, as lines of JSON. The
-leaves are the truth; this is what is left when their disk is gone.
+Examples are written as lines of JSON when a leaf has stored them, before they are acknowledged. The
+leaves' memories are authoritative; the copy is for the loss of their disk.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from anytimecl.scale.log_service import SCHEME, LogService
 T = TypeVar("T")
 ABOUT = "copy.json"
 NO_COPY = "none"
-# Version 1 says neither which tree it is of, nor which files a later beginning has replaced.
+# Version 1 has neither the tree's identity nor the list of replaced files.
 VERSION, READABLE = 2, (1, 2)
-SEGMENT_BYTES = 1 << 26  # of a file in a folder
-PAUSE = 2.0  # seconds until a lesson that is on its way is missed
-TOGETHER = 1000  # lessons at most that are written in one go
-RECENT = 10_000  # lessons that are known to be here, so that no retry of theirs adds a line
+SEGMENT_BYTES = 1 << 26  # size of a file in a folder
+PAUSE = 2.0  # seconds until an example that is being written counts as missing
+TOGETHER = 1000  # examples at most in one write
+RECENT = 10_000  # latest examples, whose retries add no line
 
 
 class SecondCopy(Closing):
-    """Where lessons are written a second time.
+    """Writes the second copy.
 
-    In a folder, lessons are appended to a file and synced; in a store, each write is an object of
-    its own. What waits meanwhile is written together. No file is ever written over but to forget:
-    each opening has names of its own.
+    In a folder, lines are appended to a file and synced; in a store, each write is an object.
+    Pending examples are written together. Files are overwritten only to forget: each opening has
+    its own names.
 
-    It is `whole` if it has had every lesson of this `tree` from the first on; a copy that is not
-    gets them all, and `declare_whole` replaces what was there before. The tree has `noted` the last
-    owner who wrote here, if this is its place: lessons may have been taught while it had another
-    one, or while this one was away and an empty folder was there instead.
+    The copy is `whole` if it has every example of this `tree`; otherwise it gets them all, and
+    `declare_whole` replaces what was there before. `noted` is the last owner that wrote here
+    according to the tree: examples may have been learned while the tree had another copy, or while
+    this place was not mounted.
 
     >>> import tempfile
     >>> place = tempfile.mkdtemp()
@@ -96,16 +96,16 @@ class SecondCopy(Closing):
         self._thread.start()
 
     def declare_whole(self) -> None:
-        """Every lesson is here; what was here before is not read any more, and nobody deletes it.
+        """Mark the copy as complete; earlier files are ignored, but not deleted.
 
-        It may be all that is left of what the tree has lost since.
+        They may have examples that the tree has lost since.
         """
         told = {"version": VERSION, "tree": self._tree, "owner": self._owner, "meta": self._meta}
         self._place.write(ABOUT, json.dumps({**told, "replaced": self._replaced}).encode())
         self.whole = True
 
     def put(self, lesson: LeafLesson) -> Future[None]:
-        """The lesson is in the second place when the result is there."""
+        """Write an example; returns a future."""
         future: Future[None] = Future()
         self._queue.put((lesson, future))
         if not self._thread.is_alive():  # closed, and maybe before it has seen this one
@@ -113,7 +113,7 @@ class SecondCopy(Closing):
         return future
 
     def have(self, lesson: LeafLesson) -> Future[None]:
-        """`put`, unless it has been written lately."""
+        """`put`, unless it was written recently."""
         if (lesson.key, lesson.label) not in self._recent:
             return self.put(lesson)
         future: Future[None] = Future()
@@ -121,9 +121,9 @@ class SecondCopy(Closing):
         return future
 
     def forget(self, label: str) -> int:
-        """Remove the lessons of a label, for good; returns how many.
+        """Delete the examples of a label, permanently; returns their number.
 
-        With those of images that have this label now, and were taught under another one before.
+        Includes earlier lines, with other labels, of images that have this label now.
         """
         gone = 0
         with self._writing:
@@ -138,7 +138,7 @@ class SecondCopy(Closing):
             last: dict[int | None, str] = {}
             seen: set[str | None] = {None}
             for each in (each for name in names for each in self._read(name) if each):
-                if each.key is None or each.key not in seen:  # a late retry says nothing new
+                if each.key is None or each.key not in seen:  # not a late retry
                     last[each.content] = each.label
                     seen.add(each.key)
             images = {image for image, its in last.items() if its == label and image is not None}
@@ -151,7 +151,7 @@ class SecondCopy(Closing):
         return gone
 
     def _refuse_rest(self) -> None:
-        """Nobody writes any more, and nobody shall wait for it."""
+        """Fail the pending examples, since nothing is written any more."""
         with suppress(Empty):
             while True:
                 item = self._queue.get_nowait()
@@ -163,7 +163,7 @@ class SecondCopy(Closing):
         return map(_lesson, self._place.read(name).splitlines(keepends=True))
 
     def close(self) -> None:
-        """Write what waits, and end."""
+        """Write pending examples, and close."""
         self._queue.put(None)
         self._thread.join()
         self._refuse_rest()
@@ -175,7 +175,7 @@ class SecondCopy(Closing):
                     self._write(b"".join(_line(lesson) for lesson, _ in some))
                     self._note(lesson for lesson, _ in some)
             except Exception as error:
-                self._number += 1  # what was written of a line must not take the next one along
+                self._number += 1  # a partial line must not spoil the next one
                 told = (
                     f"The lesson is not in the second copy ({self.address}): {error}. Send it "
                     "again under the same key."
@@ -187,7 +187,7 @@ class SecondCopy(Closing):
                     future.set_result(None)
 
     def _note(self, lessons: Iterable[LeafLesson]) -> None:
-        """They have been written, the latest last."""
+        """Remember examples that were written."""
         for lesson in lessons:
             if lesson.key is not None:
                 self._recent[lesson.key, lesson.label] = None
@@ -195,7 +195,7 @@ class SecondCopy(Closing):
             del self._recent[oldest]
 
     def _next(self) -> list[tuple[LeafLesson, Future[None]]]:
-        """What waits; nothing at the end."""
+        """Pending examples; empty at the end."""
         some: list[tuple[LeafLesson, Future[None]]] = []
         while len(some) < TOGETHER and (not some or not self._queue.empty()):
             item = self._queue.get()
@@ -207,7 +207,7 @@ class SecondCopy(Closing):
         return some
 
     def _check_there(self) -> None:
-        """StoreError where a folder is not the one that was opened: nobody would find it there."""
+        """Raise StoreError if the folder was moved or replaced."""
         if self.whole and isinstance(self._place, _Folder) and not self._place.has(ABOUT):
             raise StoreError(f"is its disk mounted? {ABOUT} is not there any more")
 
@@ -221,7 +221,7 @@ class SecondCopy(Closing):
 
 
 def meta_of(address: str) -> dict[str, str]:
-    """Of which tree it is a copy: settings, spec and fingerprint."""
+    """Metadata of a copy: settings, spec and fingerprint of its tree."""
     return dict(_about(_place(address))["meta"])
 
 
@@ -237,7 +237,7 @@ def _about(place: Any) -> dict[str, Any]:
 
 
 def lessons_in(address: str) -> Iterator[LeafLesson]:
-    """Every lesson of a copy, in order; each has a key, so that it may be taught again."""
+    """Every example of a copy, in order; each has a key, so that it may be learned again."""
     place = _place(address)
     replaced = set(_about(place).get("replaced", ()))
     for name in place.names():
@@ -256,9 +256,9 @@ def lessons_in(address: str) -> Iterator[LeafLesson]:
 
 
 def not_in(address: str, keys: Iterable[str]) -> set[str]:
-    """Which of these keys no lesson of a copy has."""
+    """Those of these keys that are not in a copy."""
     left = set(keys)
-    for pause in (0.0, PAUSE):  # what was learned just now is about to be there
+    for pause in (0.0, PAUSE):  # the latest may still be being written
         time.sleep(pause if left else 0.0)
         for lesson in lessons_in(address) if left else ():
             left.discard(lesson.key or "")
@@ -266,11 +266,10 @@ def not_in(address: str, keys: Iterable[str]) -> set[str]:
 
 
 def then(learned: Future[T], lesson: LeafLesson, copy: SecondCopy) -> Future[T]:
-    """What was learned, once it is in the copy too; what is refused never goes there.
+    """A future for a learned example that is also in the copy; refused ones are not written.
 
-    For a retry of what another lesson has replaced the other one goes there: a copy that was begun
-    since has that alone, which the retry would undo for whoever reads both; and one that was away
-    when both came has neither.
+    For a retry of an example whose image was learned again since, the newer one is written: a
+    retry in the copy would otherwise undo it when the copy is read.
     """
     made: Future[T] = Future()
 
@@ -334,13 +333,13 @@ def _stays(line: bytes, label: str, images: set[int]) -> bool:
 
 
 class _Folder:
-    """Files on a disk, synced."""
+    """Files in a folder, synced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def make(self) -> None:
-        """Be there, for whoever writes; who reads makes nothing."""
+        """Create the folder, for writing."""
         try:
             make_folder(self._path)
         except OSError as error:
@@ -363,7 +362,7 @@ class _Folder:
             draft.write_bytes(content)
 
     def append(self, name: str, lines: bytes) -> int:
-        """Returns how large the file is now."""
+        """Append to a file; returns its size."""
         file, new = self._path / name, not (self._path / name).exists()
         with file.open("ab") as opened:
             opened.write(lines)
@@ -376,7 +375,7 @@ class _Folder:
 
 
 class _Objects:
-    """Objects in a store, each written once."""
+    """Objects in a store, written once each."""
 
     def __init__(self, address: str) -> None:
         import fsspec
@@ -411,7 +410,7 @@ class _Objects:
 
 
 def settled(address: str) -> str:
-    """As it is written down: a folder is the same one from any other folder."""
+    """Normalise an address for storing: a folder becomes absolute."""
     return address if address == NO_COPY or "://" in address else os.path.abspath(address)
 
 

@@ -1,7 +1,7 @@
-"""Questions over very many labels: the few that an image could have, found before all is weighed.
+"""Shortlists for predictions over very many labels.
 
-What is said of a label takes a fraction of a microsecond to compute and some microseconds to weigh,
-tell and send. So above some thousands every model names its best, and these alone are weighed.
+A label's score takes a fraction of a microsecond to compute and some microseconds to blend and
+send. So above some thousand labels each expert selects its best, and only these are blended.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from anytimecl.model import Model
 
-ABOVE = 4096  # labels: up to so many, all are weighed
-BEST = 128  # that each model names
+ABOVE = 4096  # labels above which shortlists are used
+BEST = 128  # labels that each expert selects
 
 
 class ManyLabels(NamedTuple):
-    """Labels to choose from, at hand for the next question."""
+    """Candidate labels, kept for further calls."""
 
     labels: tuple[str, ...]
     vectors: Tensor  # [label, dim]
@@ -28,13 +28,13 @@ class ManyLabels(NamedTuple):
 
     @classmethod
     def of(cls, labels: Sequence[str], vectors: Tensor) -> ManyLabels:
-        """With the place of each."""
+        """With the index of each label."""
         return cls(tuple(labels), vectors, {label: at for at, label in enumerate(labels)})
 
 
 @torch.no_grad()
 def named_by_original(images: Tensor, many: ManyLabels) -> list[list[int]]:
-    """For each of the images [image, dim] the places of the labels that the original model names.
+    """Indices of the original model's best labels, for each of the images [image, dim].
 
     >>> many = ManyLabels.of(["cat", "dog"], torch.eye(2))
     >>> named_by_original(torch.tensor([[0.0, 1.0]]), many)
@@ -45,10 +45,7 @@ def named_by_original(images: Tensor, many: ManyLabels) -> list[list[int]]:
 
 @torch.no_grad()
 def named(model: Model, tokens: Tensor, many: ManyLabels) -> list[set[int]]:
-    """The places of the labels that the original or the tuned model or an expert names.
-
-    For each of the images [image, token, width].
-    """
+    """Indices of the best labels of any expert, for each of the images [image, token, width]."""
     images, tuned = model.learner.both_images(tokens)
     taught = [(many.place[label], row) for label, row in model.rows.items() if label in many.place]
     at = torch.tensor([place for place, _ in taught], dtype=torch.long)
@@ -75,14 +72,14 @@ def _best(scores: Tensor) -> list[list[int]]:
 
 
 class SentLabels:
-    """The label sets asked about of late, by the number that each has."""
+    """Cache of recent label sets, by number."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._sets: OrderedDict[str, ManyLabels] = OrderedDict()
 
     def get(self, number: str, fetch: Callable[[], tuple[Sequence[str], Tensor]]) -> ManyLabels:
-        """The set of that number; `fetch` gives labels and vectors where it is not here."""
+        """The set with a number; `fetch` returns labels and vectors if it is not cached."""
         found = self._sets.get(number)
         if found is None:
             found = self._sets[number] = ManyLabels.of(*fetch())

@@ -1,4 +1,4 @@
-"""A whole tree as it is: copied while it learns, brought back, and checked by one call."""
+"""Snapshots of a tree: copy while it learns, restore, verify."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from anytimecl.scale.tree_folder import (
 )
 from anytimecl.transfer import copy_memory
 
-TIMES = 5  # how often it is begun anew because a leaf has split meanwhile
-OF_ONE = (OWNER, IDENTITY, COPY, COPIED)  # what is written with the routes and is of one tree alone
+TIMES = 5  # attempts, if leaves split meanwhile
+OF_ONE = (OWNER, IDENTITY, COPY, COPIED)  # metadata of the routes that is not copied
 
 
 def snapshot(folder: Path, to: Path) -> int:
-    """Copy the tree in `folder` into the new folder `to`, while others go on teaching it.
+    """Copy the tree in `folder` into the new folder `to`, even while it learns.
 
-    Every leaf is copied as it is at some moment; what is acknowledged before this begins is in the
-    copy. `to` appears all at once, and is a tree like any other. Returns how many leaves it has.
-    Leaves that others teach must be on this machine; `TreeClassifier.snapshot` copies any.
+    Leaves are copied at different times; everything acknowledged before the call is included. `to`
+    appears atomically, and is a tree. Returns the number of leaves. Leaves that are in use must be
+    on this machine; `TreeClassifier.snapshot` copies any.
     """
     for _ in range(TIMES):
         routes, told = _routes(folder)
@@ -61,7 +61,7 @@ def snapshot(folder: Path, to: Path) -> int:
 
 
 def finish(part: Path, folder: Path, routes: Routes, told: Mapping[str, str]) -> None:
-    """Make a tree of the copies of its leaves; `told` is what is written with its routes."""
+    """Complete a tree from copies of its leaves; `told` is the metadata of its routes."""
     for name in (LABELS, TAIL, PRIOR):
         if (folder / name).exists():
             shutil.copyfile(folder / name, part / name)
@@ -70,13 +70,13 @@ def finish(part: Path, folder: Path, routes: Routes, told: Mapping[str, str]) ->
         with open_memory(leaf_folder(part, leaf), read_only=True) as store:
             counts[leaf] = len(store)
     write_counts(part, counts)
-    # It is a tree of its own, which shall not write where the other one's second copy is.
+    # It is a separate tree, which must not write to the other one's second copy.
     own = {name: value for name, value in told.items() if name not in OF_ONE}
     routes.save(part / FILE, {**own, OWNER: "0"})
 
 
 def restore(source: Path, to: Path) -> int:
-    """Bring a snapshot back as the new folder `to`; returns how many leaves it has."""
+    """Restore a snapshot to the new folder `to`; returns the number of leaves."""
     return snapshot(source, to)
 
 
@@ -107,14 +107,14 @@ def making(to: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class TreeReport:
-    """What `verify_tree` found."""
+    """Result of `verify_tree`."""
 
     leaves: dict[int, Report]
     problems: tuple[str, ...] = field(default=())
 
     @property
     def ok(self) -> bool:
-        """Whether nothing at all is wrong."""
+        """Whether no problem was found."""
         return not self.problems and all(report.ok for report in self.leaves.values())
 
     def __str__(self) -> str:
@@ -137,9 +137,9 @@ def _not_copied(copy: str, keys: Iterable[str]) -> list[str]:
 
 
 def verify_tree(folder: Path, progress: Progress | None = None) -> TreeReport:
-    """Read every leaf and check it, and that each holds what it did, and no key is there twice.
+    """Verify every leaf, the number of its examples, and that keys are unique.
 
-    Others may go on teaching, on this machine; `TreeClassifier.verify` asks leaves anywhere.
+    Leaves may learn meanwhile, on this machine; `TreeClassifier.verify` checks leaves anywhere.
     """
     for _ in range(TIMES):
         (routes, noted), counted = _routes(folder), counts_in(folder)
@@ -166,7 +166,7 @@ def checked(
     progress: Progress | None = None,
     copy: str | None = None,
 ) -> TreeReport:
-    """What is found in leaves, and in the second `copy`; `look` gives a leaf's report and keys."""
+    """Verify leaves and the second `copy`; `look` returns a leaf's report and keys."""
     reports: dict[int, Report] = {}
     problems: list[str] = []
     keys: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Two leaves for one, whole or not at all, wherever it is cut short."""
+"""Splitting of a leaf in two, atomically."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from anytimecl.scale.leaves import Leaves
 from anytimecl.scale.routes import Routes
 from anytimecl.scale.tree_folder import TreeFolder
 
-ROOM = 30.0  # seconds that children have to start, while lessons for them wait
+ROOM = 30.0  # timeout in seconds for starting children
 
 
 class Undecided(StoreError):
-    """Nobody knows whether the routes on disk name the children: both generations must stay."""
+    """It is unknown whether the routes on disk name the children: both generations are kept."""
 
 
 class LeafSplit(NamedTuple):
-    """What has come of a leaf."""
+    """Result of a split."""
 
-    routes: Routes  # as they are on disk now
-    extents: dict[int, tuple[int, int]]  # of each child, as `Leaf.extent` gives them
+    routes: Routes  # those on disk now
+    extents: dict[int, tuple[int, int]]  # `Leaf.extent` of each child
 
 
 def split_leaf(
     place: TreeFolder, leaves: Leaves, routes: Routes, leaf: int, meta: Mapping[str, str]
 ) -> LeafSplit | None:
-    """Split a leaf that learns nothing meanwhile; None if there are no two to be found.
+    """Split a leaf, which must not learn meanwhile; None if it cannot be divided.
 
-    The children are there in full, and answer, before the routes name them. Until the routes are
-    written the leaf has all that is in them, so whatever fails before, they are dropped. After that
-    it is the children that count, and whoever called retires the leaf.
+    The children are complete and running before the routes name them. If anything fails before
+    the routes are written, they are dropped, since the leaf still has all examples. Afterwards the
+    children are valid, and the caller retires the leaf.
     """
     place.check_owner()
     new = routes.next_leaf, routes.next_leaf + 1
@@ -54,7 +54,7 @@ def split_leaf(
 
 
 def _undo(place: TreeFolder, leaves: Leaves, routes: Routes, new: tuple[int, int]) -> None:
-    """Drop the children, if it is certain that the routes on disk do not name them."""
+    """Delete the children, if the routes on disk certainly do not name them."""
     try:
         place.check_owner()
         found = place.load()

@@ -1,7 +1,7 @@
-"""Label vectors for machines without a text side: written once by the router, read by the leaves.
+"""Label embeddings for leaves without a text encoder: written by the router, read by leaves.
 
-A file that only grows, one line a label. The router writes a label's line before any leaf hears of
-it, so a leaf that starts again finds all that its memory speaks of.
+An append-only file with a line for each label. The router writes a label before it is sent to any
+leaf, so a restarted leaf finds all labels of its memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FILE = "labels.jsonl"
 
 
 class LabelFile:
-    """Label -> vector [dim], in a file.
+    """Label -> embedding [dim], in a file.
 
     >>> import tempfile
     >>> file = LabelFile(Path(tempfile.mkdtemp()))
@@ -44,13 +44,13 @@ class LabelFile:
         return label in self._known
 
     def get(self, label: str) -> Tensor:
-        """The vector of a label."""
+        """The embedding of a label."""
         if label not in self:
             raise LabelError(f"The router has not told the vector of {label!r}.")
         return self._known[label]
 
     def put(self, vectors: dict[str, Tensor]) -> None:
-        """Add labels; they are on disk when this returns."""
+        """Add labels; durable when this returns."""
         lines = b""
         for label, vector in vectors.items():
             raw = base64.b64encode(vector.cpu().float().numpy().tobytes()).decode()
@@ -67,7 +67,7 @@ class LabelFile:
         self._refresh(None)
 
     def _refresh(self, label: str | None) -> None:
-        """Read what was added, unless the label is known."""
+        """Read new lines, unless the label is known."""
         if (label is not None and label in self._known) or not self.path.exists():
             return
         with self.path.open("rb") as file:
@@ -90,15 +90,15 @@ def _no_trunk(pixels: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ToldBackbone(Backbone):
-    """A model whose images and labels are embedded elsewhere: the tail, and what it is told."""
+    """A model without trunk and text encoder: the tail, and label embeddings from a file."""
 
     told: LabelFile | None = None
 
     def with_labels(self) -> Backbone:
-        """As it is: it has no text side here, and yet its labels mean something."""
+        """Unchanged: it has label embeddings without a text encoder."""
         return self
 
     def embed_labels(self, labels: Sequence[str], templates: Sequence[str] | None = None) -> Tensor:
-        """Unit vectors [label, dim]; templates were the router's business."""
+        """Unit embeddings [label, dim]; the router has applied the templates."""
         assert self.told is not None
         return torch.stack([self.told.get(label) for label in labels]).to(self.device)

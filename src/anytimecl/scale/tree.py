@@ -1,7 +1,7 @@
-"""A tree of learners: each leaf knows its own corner of the world, and splits when it is full.
+"""A tree of classifiers: each leaf learns a part of the embedding space, and splits when full.
 
-An image goes down the tree to the leaf whose centre is nearer at every fork; that leaf learns it,
-stores it, and answers for it. With one leaf this is `AnytimeClassifier`, bit for bit.
+An image is routed down the tree to the leaf with the nearer centre at every fork; that leaf learns,
+stores and predicts it. With one leaf this is `AnytimeClassifier`, bit for bit.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ from anytimecl.trainer import Learned
 
 __all__ = ["FILE", "TreeClassifier"]
 PATIENCE = 2.0  # seconds that a leaf's answer is waited for, and longer for long questions
-STUCK = 30.0  # seconds without a lesson learned after which a leaf that has some is given up on
+STUCK = 30.0  # seconds without progress after which a leaf with pending examples is stuck
 BACK_OFF = 30.0, 3600.0  # seconds until a split that failed is tried again, doubling, and at most
 NEVER = 2**62  # an event that no memory reaches
 MakeLeaves = Callable[[Path, Backbone, Settings], Leaves]
 
 
 class TreeClassifier(TreePredicting, Closing):
-    """`AnytimeClassifier` over as many leaves as its examples need.
+    """`AnytimeClassifier` over a growing number of leaves.
 
-    `capacity` is how many examples a leaf holds before it becomes two; None: there is one leaf.
-    An image asks the `near` leaves that are nearest, each for `patience` seconds. A leaf that has
-    lessons and learns none for `stuck` seconds is given up on: its lessons raise `Unreachable` at
-    once, until it goes on, and those of other leaves are held up no longer. Ids of examples are
-    those of their leaf, so they change when it splits; keys do not. So `forget` takes a label only;
-    and there is no `predict_proba`, `rebuild` or `save_pretrained`: the folder is all there is.
+    A leaf with more than `capacity` examples is split in two; None: never. A prediction uses the
+    `near` nearest leaves, with a timeout of `patience` seconds each. A leaf that has pending
+    examples and learns none for `stuck` seconds is considered stuck: requests to it raise
+    `Unreachable` until it continues, and other leaves are not delayed. Ids of examples are local to
+    a leaf and change when it splits; keys do not. So `forget` takes a label only, and there is no
+    `predict_proba`, `rebuild` or `save_pretrained`.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class TreeClassifier(TreePredicting, Closing):
         self._splitting: dict[int, Future[None]] = {}
         self._moved: dict[int, tuple[int, int]] = {}  # split, and its keys are not read yet
         self._not_before: dict[int, tuple[float, float]] = {}  # when to split again; the pause
-        self._stopped: StoreError | None = None  # why nothing is learned any more
+        self._stopped: StoreError | None = None  # why learning has stopped
         extents = {leaf: leaves.call(leaf, "extent") for leaf in routes.leaves()}
         self._sizes = {leaf: size for leaf, (size, _) in extents.items()}
         self._counts = Counts(place, extents)  # acknowledged; sizes are what was sent
@@ -130,12 +130,12 @@ class TreeClassifier(TreePredicting, Closing):
         copy_to: str | None = None,
         **options: Any,
     ) -> Self:
-        """Create the tree in `folder`, or resume it; `options` are `capacity` and `near`.
+        """Create the tree in `folder`, or reopen it; `options` are `capacity` and `near`.
 
-        One owner at a time. A leaf that is missing, or holds less than it did, is a StoreError that
-        names it; with `accept_loss` the tree goes on without what is gone. What is acknowledged is
-        also in `copy_to`, a folder on another disk or an address that fsspec knows; a tree that has
-        one goes on with it, until it is opened with another one, or with "none".
+        One owner at a time. Missing leaves or examples are a StoreError that names them; with
+        `accept_loss` the tree continues without them. Acknowledged examples are also written to
+        `copy_to`, a folder on another disk or an address of fsspec, which the tree keeps until it
+        is opened with another one, or with "none".
         """
         backbone = load_backbone(model, device=device)
         with ExitStack() as opened:  # closes everything, unless all goes well
@@ -151,7 +151,7 @@ class TreeClassifier(TreePredicting, Closing):
             return tree
 
     def _begin(self, anew: set[int], accept_loss: bool, copy_to: str | None) -> None:
-        """With every leaf there and its memory locked: be the owner, and clear up."""
+        """Take ownership and clean up, when every leaf is open."""
         lost = self._place.fewer({n: size for n, size in self._sizes.items() if n not in anew})
         check_loss(self._place, lost, accept_loss)
         before, last = self._place.noted(COPY), self._place.noted(COPIED) or "0"
@@ -169,7 +169,7 @@ class TreeClassifier(TreePredicting, Closing):
             self._begin_copy(settled(chosen), int(last) if same else None)
 
     def _begin_copy(self, address: str, noted: int | None) -> None:
-        """Write lessons to a second place too; to one that lacks any, all that there are first."""
+        """Start the second copy; an incomplete one gets all examples first."""
         told = self._told_of_itself()
         copy = SecondCopy(address, self._identity, self._place.owner, told, noted=noted)
         try:
@@ -192,7 +192,7 @@ class TreeClassifier(TreePredicting, Closing):
         return {**_meta(self.backbone, self.settings), "spec": spec}
 
     def _meta(self) -> dict[str, str]:
-        """What is written with the routes."""
+        """Metadata of the routes."""
         told = {**_meta(self.backbone, self.settings), IDENTITY: self._identity}
         if self._copy is None:
             return told
@@ -210,8 +210,8 @@ class TreeClassifier(TreePredicting, Closing):
     ) -> Learned:
         """Learn one labelled image; it is durable when this returns.
 
-        A leaf that it fills splits after that, beside what goes on (`settle` waits for it), and
-        answers for its children until then.
+        A full leaf is split in the background (`settle` waits for it), and used until its children
+        are ready.
         """
         tokens = self.encode([image])[0]
         return self.learn_tokens(tokens, label, candidates=candidates, key=key)
@@ -224,7 +224,7 @@ class TreeClassifier(TreePredicting, Closing):
         candidates: Sequence[str] | None = None,
         key: str | None = None,
     ) -> Learned:
-        """`learn_one` for the tokens [token, width] of an image that `encode` has seen already."""
+        """`learn_one` for the tokens [token, width] of an image, from `encode`."""
         future = self.submit_tokens(tokens, label, candidates=candidates, key=key)
         self._pending.wait(future)
         return future.result()
@@ -243,7 +243,7 @@ class TreeClassifier(TreePredicting, Closing):
         return future.result()
 
     def learn_lesson(self, lesson: LeafLesson) -> Learned:
-        """`learn_record` for a lesson of another tree, such as one of its second copy."""
+        """`learn_record` for an example of another tree or its second copy."""
         record, label, candidates, key, content = lesson
         future = self.submit(record, label, candidates=candidates, key=key, content=content)
         self._pending.wait(future)
@@ -252,7 +252,7 @@ class TreeClassifier(TreePredicting, Closing):
     def learn_many(
         self, examples: Iterable[tuple[ImageSource, str] | tuple[ImageSource, str, str | None]]
     ) -> int:
-        """`learn_one` for each (image, label) or (image, label, key); leaves work side by side."""
+        """`learn_one` for each (image, label) or (image, label, key); leaves learn in parallel."""
         sent = []
         for image, label, *rest in examples:
             tokens = self.encode([image])[0]
@@ -277,12 +277,12 @@ class TreeClassifier(TreePredicting, Closing):
         vector: Tensor | None = None,
         may_wait: bool = True,
     ) -> Future[Learned]:
-        """Send a record to its leaf. It counts once the result is there; until then it may wait.
+        """Send a record to its leaf; the example is durable when the future has a result.
 
-        With too much on its way to that leaf, or while it splits, this itself waits or, unless it
-        `may_wait`, raises `MustWait`, which says what for. `content` is the digest of the
-        image's tokens (`digest_of`), by which a leaf knows an image again. `vector` [dim] is that
-        of the record, if somebody has looked at it already; else it is checked here.
+        If too many are pending for that leaf, or while it is split, this waits or, without
+        `may_wait`, raises `MustWait` with the request to wait for. `content` is the digest of the
+        image's tokens (`digest_of`), to recognise the image. `vector` [dim] is the record's
+        embedding; without it, the record is checked here.
         """
         label = clean_label(label)
         chosen = None if candidates is None else tuple(clean_labels(candidates))
@@ -291,13 +291,13 @@ class TreeClassifier(TreePredicting, Closing):
         if vector is None:
             vector = vector_of(self.backbone, self.codec, record)
         if self._copy is not None and key is None:
-            key = uuid.uuid4().hex  # it may be taught again from the copy
+            key = uuid.uuid4().hex  # for learning it again from the copy
         lesson = LeafLesson(record, label, chosen, key, content)
         self.leaves.introduce([label, *(chosen or ())])  # now, when no lock is held
         if key is None:
             return self._sent(lesson, vector, may_wait)
         self._pending.check(self.routes.leaf_of(vector))
-        # A second lesson under the same key waits for the first.
+        # A second request with the same key waits for the first.
         if not self._teaching.enter(key, self._pending.stuck):
             raise Unreachable(f"A lesson under the key {key!r} is on its way since long.")
         try:
@@ -309,7 +309,7 @@ class TreeClassifier(TreePredicting, Closing):
         return future
 
     def _sent(self, lesson: LeafLesson, vector: Tensor, may_wait: bool) -> Future[Learned]:
-        """To its leaf, unless another leaf has learned its key."""
+        """Send to its leaf, unless another leaf has its key."""
         without: set[int] = set()  # leaves that do not have the key
         while True:
             with self._lock:
@@ -336,7 +336,7 @@ class TreeClassifier(TreePredicting, Closing):
         return future
 
     def _holders(self, key: str | None) -> set[int]:
-        """The leaves of which one may have the key."""
+        """Leaves that may have the key."""
         leaf = None if key is None else self._keys.leaf_of(key)
         if leaf is None:
             return set()
@@ -344,7 +344,7 @@ class TreeClassifier(TreePredicting, Closing):
         return {its for its in self._moved.get(leaf, (leaf,)) if its in self._sizes}
 
     def _known(self, leaf: int, lesson: LeafLesson, without: set[int]) -> Learned | None:
-        """What a leaf says of a lesson's key; one that does not have it joins those `without`."""
+        """A leaf's result for a key; a leaf that does not have it is added to `without`."""
         self._pending.check(leaf)
         try:
             known: Learned | None = self.leaves.call(leaf, "known", lesson)
@@ -370,19 +370,19 @@ class TreeClassifier(TreePredicting, Closing):
         return future
 
     def _copied(self, lesson: LeafLesson, learned: Future[Learned]) -> Future[Learned]:
-        """What was learned, once the second copy has it too."""
+        """A future that also waits for the second copy."""
         copy = self._copy
         return learned if copy is None else then(learned, lesson, copy)
 
     def _count_on_the_way(self) -> None:
-        """A lesson is stored already: what fails here is not its failure."""
+        """Save counts if due; errors are not those of the example, which is stored."""
         try:
             self._counts.try_to_save()
         except StoreError as error:  # another owner
             self._stopped = error
 
     def _read_keys(self, leaf: int) -> None:
-        """Bring the index up to date with a leaf."""
+        """Update the index of keys from a leaf."""
         mark = self._keys.mark(leaf)
         keys, last = self.leaves.call(leaf, "keys_after", mark)
         if last < mark:  # an older memory was put in its place
@@ -392,7 +392,7 @@ class TreeClassifier(TreePredicting, Closing):
     # -------------------------------------------------------------------------------- splitting
 
     def _split_if_full(self, leaf: int) -> None:
-        """Begin to split a leaf, beside everything else; with the lock held."""
+        """Start splitting a leaf in the background; requires the lock."""
         limit = self._limit[leaf]
         if limit is None or self._sizes[leaf] <= limit or leaf in self._splitting:
             return
@@ -401,7 +401,7 @@ class TreeClassifier(TreePredicting, Closing):
         self._splitting[leaf] = self._splitter.submit(self._try_split, leaf, limit)
 
     def _try_split(self, leaf: int, limit: int) -> None:
-        """Split a leaf if it is full; if that fails, it goes on, and is tried again later."""
+        """Split a leaf if it is full; after a failure it is retried later."""
         failed = None
         try:
             with self._changing:
@@ -425,18 +425,18 @@ class TreeClassifier(TreePredicting, Closing):
             warnings.warn(told, StoreWarning, stacklevel=1)
 
     def _settle_leaf(self, leaf: int) -> None:
-        """Wait until the leaf has learned what was sent to it."""
+        """Wait until the leaf has learned its pending examples."""
         if wait(self._pending.of(leaf), splitting.ROOM).not_done:
             raise Unreachable(f"It has not learned what was sent to it in {splitting.ROOM:.0f} s.")
 
     def _split(self, leaf: int) -> None:
-        """Two leaves for one; see `split_leaf`."""
+        """Split a leaf; see `split_leaf`."""
         try:
             made = split_leaf(self._place, self.leaves, self.routes, leaf, self._meta())
         except Undecided as error:
             self._stopped = error
             raise
-        if made is None:  # all alike: ask again when there are twice as many
+        if made is None:  # all equal: retry at twice the number
             self._limit[leaf] = 2 * self._sizes[leaf]
             return
         routes, extents = made
@@ -471,10 +471,10 @@ class TreeClassifier(TreePredicting, Closing):
                 self._split_if_full(child)
 
     def forget(self, *, label: str) -> int:
-        """Remove every example of a label, for good, from every leaf; returns how many."""
+        """Delete every example of a label, permanently, from every leaf; returns their number."""
         label = clean_label(label)
         with self._changing, self._lock:
-            for future in self._pending.all():  # or the copy may hear of one after it has forgotten
+            for future in self._pending.all():  # none may reach the copy later
                 self._pending.wait(future)
             self._counts.save_nothing()  # they may only be too low, whenever this is cut short
             gone = sum(self._forgotten(leaf, label) for leaf in self._sizes)
@@ -482,7 +482,7 @@ class TreeClassifier(TreePredicting, Closing):
                 self._keys.clear()
                 for leaf in self._sizes:
                     self._read_keys(leaf)
-            except BaseException:  # what is not in the index could be taught twice
+            except BaseException:  # keys missing in the index could be learned twice
                 self._stopped = StoreError("The keys could not be read: open the tree again.")
                 raise
             self._counts.save()
@@ -500,7 +500,7 @@ class TreeClassifier(TreePredicting, Closing):
         return gone
 
     def _forgotten(self, leaf: int, label: str) -> int:
-        """Have a leaf forget a label; returns how many, even if it had to be told twice."""
+        """Forget a label in a leaf; returns the number of examples, also after a retry."""
         before, _ = self.leaves.call(leaf, "extent")
         self._counts.set(leaf, 0)  # until it is known
         self.leaves.call(leaf, "forget_label", label)
@@ -510,10 +510,10 @@ class TreeClassifier(TreePredicting, Closing):
         return int(before - after)
 
     def consolidate(self, epochs: int = 10) -> None:
-        """Train every leaf offline over its own memory, one after the other.
+        """Train every leaf offline over its own memory, one at a time.
 
-        Predictions go on, and so do lessons for other leaves; those for the leaf whose turn it is
-        wait. An interruption leaves each leaf as it was before or after its turn.
+        Predictions and other leaves continue meanwhile; new examples of the leaf being trained
+        wait. An interruption leaves every leaf as before or after its training.
         """
         with self._changing:  # so none splits
             for leaf in sorted(self._sizes):
@@ -521,10 +521,9 @@ class TreeClassifier(TreePredicting, Closing):
                     self.leaves.call(leaf, "consolidate", epochs)
 
     def snapshot(self, to: str | Path) -> int:
-        """Copy the whole tree into a new folder, which every leaf can reach; it is a tree, too.
+        """Copy the tree into a new folder, which every leaf can reach; returns how many leaves.
 
-        What was acknowledged before is in it. Lessons for the leaf that is being copied wait.
-        Returns how many leaves there are.
+        Everything acknowledged before is included. Examples for the leaf being copied wait.
         """
         with self._changing, making(Path(to)) as part:  # so none splits
             for leaf in sorted(self._sizes):
@@ -534,10 +533,10 @@ class TreeClassifier(TreePredicting, Closing):
             return len(self._sizes)
 
     def verify(self) -> TreeReport:
-        """Have every leaf read and check what it has; lessons for the leaf whose turn it is wait.
+        """Verify every leaf; examples for the leaf being verified wait.
 
-        What a leaf holds less than it acknowledged, keys that are there twice, and examples that
-        the second copy lacks are told too.
+        Also reports missing acknowledged examples, duplicate keys, and examples that the second
+        copy lacks.
         """
         with self._changing:
             copy = None if self._copy is None else self._copy.address
@@ -551,7 +550,7 @@ class TreeClassifier(TreePredicting, Closing):
 
     @contextmanager
     def _occupied(self, leaf: int) -> Iterator[None]:
-        """Lessons for this leaf wait, and nobody takes it for stuck; others go on."""
+        """Make new examples for a leaf wait, without considering it stuck."""
         done: Future[None] = Future()
         with self._lock:
             mine = self._splitting.setdefault(leaf, done) is done  # else they wait already
@@ -570,24 +569,24 @@ class TreeClassifier(TreePredicting, Closing):
     # ------------------------------------------------------------------------------ the rest
 
     def stats(self) -> dict[str, LabelStats]:
-        """Per label: examples of all leaves, and the means of what they know by their examples."""
-        with self._changing:  # so none splits; a leaf that hangs holds up no lesson
+        """Statistics by label: examples of all leaves summed, the rest averaged by examples."""
+        with self._changing:  # prevents splits; a leaf that hangs blocks no learning
             return pooled([self.leaves.call(leaf, "stats") for leaf in list(self._sizes)])
 
     def __len__(self) -> int:
-        """Examples stored."""
+        """Number of stored examples."""
         self.settle()
         with self._changing:
             return sum(int(self.leaves.call(leaf, "__len__")) for leaf in list(self._sizes))
 
     def check_lesson(self, lesson: Future[Learned]) -> None:
-        """`Unreachable`, if the leaf that a lesson of `submit` is on its way to is stuck."""
+        """Raise `Unreachable` if the leaf of a pending `submit` is stuck."""
         self._pending.check_lesson(lesson)
 
     def settle(self) -> None:
-        """Wait until all that was submitted is learned, and every leaf that is full has split.
+        """Wait until all submitted examples are learned, and all full leaves are split.
 
-        `Unreachable` says that a leaf is stuck.
+        Raises `Unreachable` if a leaf is stuck.
         """
         while True:
             with self._lock:
@@ -598,17 +597,17 @@ class TreeClassifier(TreePredicting, Closing):
                 self._pending.wait(future)
 
     def health(self) -> list[Health]:
-        """How each leaf is."""
+        """State of each leaf."""
         return self.leaves.health()
 
     def __repr__(self) -> str:
-        """How large it is."""
+        """With the numbers of leaves and examples."""
         told = "closed" if self._closed else f"{len(self.routes.leaves())} leaves"
         name = self.backbone.spec.name
         return f"<{type(self).__name__} of {name!r} in {self.folder}: {told}>"
 
     def close(self) -> None:
-        """Wait for what is on its way, and let go of everything."""
+        """Wait for pending examples, and close everything."""
         if self._closed:
             return
         whole = self._stopped is None

@@ -1,4 +1,4 @@
-"""A tree's folder: one owner at a time, and no leaf that is created, lost or deleted unnoticed."""
+"""A tree's folder: ownership, routes, counts, and creation and deletion of leaves."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from anytimecl.scale.routes import Routes, read_meta
 FILE = "tree.safetensors"
 LOCK = "tree.lock"
 COUNTS = "counts.json"
-ASIDE = "set-aside"  # folders that the tree does not know; nobody but a person deletes them
-# Written with the routes:
+ASIDE = "set-aside"  # unknown folders are moved here, and never deleted automatically
+# Metadata of the routes:
 OWNER = "owner"  # the fencing number
-COPY = "copy"  # where the second copy is
-COPIED = "copied"  # the last owner who wrote there
-IDENTITY = "tree"  # whose lessons a second copy holds; it is written there, too
+COPY = "copy"  # address of the second copy
+COPIED = "copied"  # the last owner that wrote there
+IDENTITY = "tree"  # identity of the tree, also stored in the second copy
 UNKNOWN = (
     "the tree does not know it. Most likely it is of a split that was cut short, and the tree has "
     "all of its examples."
@@ -39,11 +39,11 @@ class TreeInUse(StoreError):
 
 
 class TreeFolder(Closing):
-    """Held from construction to `close`.
+    """Owned from construction to `close`.
 
-    The lock keeps a second owner out. Should a lock fail (its file was removed, or the disk's
-    network lost it), the owner number does: each owner writes a higher one with the routes, and
-    whoever finds another number than its own there writes and deletes nothing any more.
+    A lock excludes a second owner. If it fails (its file was removed, or a network disk lost it),
+    the owner number is a fencing token: each owner writes a higher one with the routes, and one
+    that finds another number there stops writing and deleting.
 
     >>> import tempfile
     >>> place = Path(tempfile.mkdtemp()) / "tree"
@@ -69,17 +69,17 @@ class TreeFolder(Closing):
             ) from error
 
     def close(self) -> None:
-        """Let the next owner in."""
+        """Release ownership."""
         self._lock.close()
 
     # --------------------------------------------------------------------------------- routes
 
     def load(self) -> tuple[Routes, dict[str, str]] | None:
-        """The routes and what was written with them; None where there is no tree yet."""
+        """The routes and their metadata; None if there is no tree yet."""
         if (self.path / FILE).exists():
             return Routes.load(self.path / FILE)
         found = [place.name for place in sorted(self.path.glob("leaf-*")) if holds_memory(place)]
-        # A first leaf alone may be of a tree whose making was cut short: it is made before routes.
+        # A single first leaf may be left by an interrupted creation, which writes routes last.
         if found and found != [leaf_folder(self.path, 0).name]:
             raise StoreError(
                 f"{self.path / FILE} is missing, and there are leaves: {', '.join(found)}. Without "
@@ -88,17 +88,17 @@ class TreeFolder(Closing):
         return None
 
     def take_over(self, routes: Routes, meta: Mapping[str, str]) -> None:
-        """Be the owner from now on, for whoever looks into the routes."""
+        """Take ownership, by writing the next owner number."""
         self.owner = self._owner_on_disk() + 1
         self._write(routes, meta)
 
     def save(self, routes: Routes, meta: Mapping[str, str]) -> None:
-        """Write the routes, unless another owner has taken over."""
+        """Write the routes; StoreError if another owner has taken over."""
         self.check_owner()
         self._write(routes, meta)
 
     def check_owner(self) -> None:
-        """StoreError if another owner has taken over."""
+        """Raise StoreError if another owner has taken over."""
         found = self._owner_on_disk()
         if found != self.owner:
             raise StoreError(
@@ -107,7 +107,7 @@ class TreeFolder(Closing):
             )
 
     def noted(self, name: str) -> str | None:
-        """What was written with the routes under a name."""
+        """Metadata of the routes, by name."""
         file = self.path / FILE
         return read_meta(file).get(name) if file.exists() else None
 
@@ -122,16 +122,16 @@ class TreeFolder(Closing):
     # --------------------------------------------------------------------------------- counts
 
     def counts(self) -> dict[int, int]:
-        """How many examples each leaf held when last counted; it never says more than there are."""
+        """Stored numbers of examples by leaf, which are lower bounds."""
         return counts_in(self.path)
 
     def save_counts(self, counts: Mapping[int, int]) -> None:
-        """Write down how many examples each leaf holds."""
+        """Store the numbers of examples by leaf."""
         self.check_owner()
         write_counts(self.path, counts)
 
     def missing(self, leaves: Iterable[int]) -> dict[int, str]:
-        """Leaves whose memory is not there, each with what is known of it."""
+        """Leaves whose memory is missing, with a message for each."""
         counts = self.counts()
         return {
             leaf: f"{leaf_folder(self.path, leaf)} (leaf {leaf}, {_at_least(counts.get(leaf))})"
@@ -140,7 +140,7 @@ class TreeFolder(Closing):
         }
 
     def fewer(self, sizes: Mapping[int, int]) -> list[str]:
-        """What to say of leaves that hold less than was counted."""
+        """Messages about leaves with fewer examples than counted."""
         return [
             f"{leaf_folder(self.path, leaf)} (leaf {leaf}) holds {sizes[leaf]:,} examples, and "
             f"held {count:,}"
@@ -151,34 +151,34 @@ class TreeFolder(Closing):
     # -------------------------------------------------------------------------------- folders
 
     def draft(self, leaf: int) -> Path:
-        """Where a leaf is made before it has its name: this owner's, so that none meets another."""
+        """Temporary folder of a new leaf, unique for this owner."""
         return self.path / f".split-{self.owner}-{leaf:06d}"
 
     def make_way(self, leaf: int, why: str = UNKNOWN) -> None:
-        """Put aside what has the name of a leaf that is to be made."""
+        """Move away a folder that has the name of a new leaf."""
         place = leaf_folder(self.path, leaf)
         if place.exists():
             self.set_aside(place, why)
 
     def adopt(self, leaf: int) -> None:
-        """Give a draft the name of its leaf, which nothing has; a rename replaces no leaf."""
+        """Rename a draft to its leaf's folder, which must not exist."""
         self.draft(leaf).rename(leaf_folder(self.path, leaf))
         sync(self.path)
 
     def drop_drafts(self) -> None:
-        """Remove what splits cut short have left: copies of what a leaf of the routes holds."""
+        """Delete drafts of interrupted splits, which are copies of examples in leaves."""
         for place in self.path.glob(".split-*"):
             shutil.rmtree(place, ignore_errors=True)
 
     def tidy(self, routes: Routes) -> None:
-        """Put leaves aside that the routes do not name: of a split, or its end, cut short."""
+        """Move away leaves that the routes do not name, left by interrupted splits."""
         self.drop_drafts()
         known = {leaf_folder(self.path, leaf) for leaf in routes.leaves()}
         for place in sorted(set(self.path.glob("leaf-*")) - known):
             self.set_aside(place)
 
     def set_aside(self, place: Path, why: str = UNKNOWN) -> None:
-        """Move a folder out of the way, and say why."""
+        """Move a folder to `ASIDE`, with a note."""
         (self.path / ASIDE).mkdir(exist_ok=True)
         number, to = 1, self.path / ASIDE / place.name
         while to.exists():
@@ -193,19 +193,19 @@ class TreeFolder(Closing):
         )
 
     def has_aside(self) -> bool:
-        """Whether anything was put aside, which `forget` does not reach."""
+        """Whether there are folders in `ASIDE`, which `forget` does not reach."""
         return (self.path / ASIDE).is_dir() and any((self.path / ASIDE).iterdir())
 
 
 def write_counts(folder: Path, counts: Mapping[int, int]) -> None:
-    """Write down how many examples each leaf of a tree holds."""
+    """Store the numbers of examples by leaf."""
     leaves = {str(leaf): max(0, counts[leaf]) for leaf in sorted(counts)}
     with replacing(folder / COUNTS) as draft:
         draft.write_text(json.dumps({"version": 1, "leaves": leaves}), "utf-8")
 
 
 def counts_in(folder: Path) -> dict[int, int]:
-    """How many examples each leaf of a tree held when last counted."""
+    """Stored numbers of examples by leaf."""
     file = folder / COUNTS
     try:
         told = json.loads(file.read_bytes())["leaves"] if file.exists() else {}

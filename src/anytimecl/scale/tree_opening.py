@@ -1,4 +1,4 @@
-"""From a tree's folder to leaves that are all there, or an error that says which are not."""
+"""Opening a tree: its model, settings and leaves, with an error for missing leaves."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from anytimecl.settings import Settings
 def prepared(
     place: TreeFolder, backbone: Backbone, settings: Settings | None, accept_loss: bool
 ) -> tuple[Backbone, Routes, Settings, set[int]]:
-    """The model as the tree knows it, routes and settings, every leaf on the disk, and new ones."""
+    """The tree's model, routes, settings, and new leaves; creates a tree if there is none."""
     found = place.load()
     if found is None:
-        backbone.require_text()  # labels are embedded when it is asked, long after it was taught
+        backbone.require_text()  # labels are embedded at prediction
         routes, settings = Routes.single(backbone.spec.dim), settings or Settings()
         if make_codec(settings.codec, backbone.spec, backbone.tail).needs_image:
             raise ModelError("A tree sends features around, and this codec keeps images.")
@@ -47,14 +47,14 @@ def prepared(
 
 
 def _missing(place: TreeFolder, routes: Routes, accept_loss: bool) -> set[int]:
-    """The leaves that are missing, if that is accepted; else StoreError names them."""
+    """Missing leaves if that is accepted; else raises StoreError."""
     missing = place.missing(routes.leaves())
     check_loss(place, [f"{told} is missing" for told in missing.values()], accept_loss)
     return set(missing)
 
 
 def check_loss(place: TreeFolder, lost: Sequence[str], accept_loss: bool) -> None:
-    """What is lost is an error or, if that is accepted, a warning."""
+    """Raise StoreError for a loss or, if it is accepted, warn."""
     if not lost:
         return
     if not accept_loss:

@@ -1,4 +1,4 @@
-"""The part of a tree that answers: which leaves are asked, about which labels."""
+"""The part of a tree that predicts: selects leaves and labels, and combines answers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from anytimecl.scale.routes import Routes
 from anytimecl.scale.shortlist import ManyLabels
 from anytimecl.settings import Settings
 
-NEARNESS = 0.05  # leaves so much farther away weigh 1/e
-SLOWEST = 5e-5  # seconds that an image and a label may take: ten times what they take
+NEARNESS = 0.05  # distance at which a leaf's weight falls to 1/e
+SLOWEST = 5e-5  # timeout in seconds per image and label, ten times the usual duration
 
 
 class TreePredicting:
-    """Answers of the leaves that are nearest, while others teach them."""
+    """Predicts with the nearest leaves, while they learn."""
 
     backbone: Backbone
     settings: Settings
@@ -43,7 +43,7 @@ class TreePredicting:
 
     @property
     def labels(self) -> list[str]:
-        """Every label learned, in order of first appearance."""
+        """Every seen label, in order of first appearance."""
         return self._labels.names()
 
     def encode(self, images: Sequence[ImageSource]) -> Tensor:
@@ -67,11 +67,10 @@ class TreePredicting:
         threshold: float = THRESHOLD,
         vectors: Tensor | None = None,
     ) -> list[TreePrediction]:
-        """`predict` for images that `encode` has seen already.
+        """`predict` for tokens from `encode`.
 
-        `vectors` [image, dim] are theirs, if somebody has looked (`image_vectors`). Of more than
-        4,096 labels, an image's prediction has those that a model or an expert names among its
-        best, and no others.
+        `vectors` [image, dim] are the images' embeddings (`image_vectors`), if known. With more
+        than 4,096 labels, a prediction has only those that are among the best of some expert.
         """
         asked = self._asked(labels)
         vectors = image_vectors(self.backbone, tokens).cpu() if vectors is None else vectors
@@ -82,7 +81,7 @@ class TreePredicting:
                 return found  # else a leaf split meanwhile, and its children are asked
 
     def _asked(self, labels: Iterable[str] | None) -> ManyLabels:
-        """The labels to choose from. A long list is often asked again, so the last one is kept."""
+        """The candidate labels; the last list is cached, since a long one is often repeated."""
         if labels is None and not self.labels:
             raise LabelError("Nothing is learned yet: say which labels to choose from.")
         given = tuple(self.labels) if labels is None else labels
@@ -101,7 +100,7 @@ class TreePredicting:
     ) -> list[TreePrediction]:
         routes = self.routes
         near = [dict(routes.near(vector, self.near)) for vector in vectors]
-        # Images with the same leaves are asked about together.
+        # Images with the same leaves are one request.
         groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for image, of_image in enumerate(near):
             groups[tuple(of_image)].append(image)
@@ -137,7 +136,7 @@ class TreePredicting:
         return [found[image] for image in range(len(tokens))]
 
     def _patience(self, images: Sequence[int], labels: ManyLabels) -> float:
-        """Seconds that an answer may take: a long one takes longer."""
+        """Timeout of an answer in seconds, by its size."""
         return self.patience + SLOWEST * len(images) * len(labels.labels)
 
     def _shortlisted(
@@ -148,7 +147,7 @@ class TreePredicting:
         vectors: Tensor,
         many: ManyLabels,
     ) -> Iterator[tuple[int, ManyLabels]]:
-        """For each of the images the labels that a leaf of its, or the original model, names."""
+        """For each image, the labels shortlisted by one of its leaves or the original model."""
         sent = {
             leaf: self.leaves.shortlist(leaf, tokens[images], many)
             for leaf in leaves

@@ -1,7 +1,7 @@
-"""A tree of learners over a stream that is known beforehand: for measuring, on a CPU or a GPU.
+"""A tree over a stream known in advance, for experiments on a CPU or a GPU.
 
-Between two splits leaves have nothing to do with each other. So each learns its share of the stream
-in one go, with the same steps, in the same order, as if examples had come one by one.
+Between two splits leaves are independent, so each learns its part of the stream at once, with the
+same steps in the same order as one by one.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from anytimecl.tail import Params, TailInput
 
 
 class LeafStream(StreamLearner):
-    """A leaf; a child goes on from its parent."""
+    """A leaf; a child continues from its parent's state."""
 
     def inherit(self, parent: LeafStream, members: Sequence[int]) -> None:
         """Take the parent's weights and evidence, and these of its examples as learned.
 
-        The child's statistics, and what it keeps of single examples, are of these alone.
+        Statistics and instances are of these examples only.
         """
         for index in members:
             label = self._label_of[index]
@@ -56,12 +56,12 @@ class LeafStream(StreamLearner):
 
     @property
     def members(self) -> list[int]:
-        """The examples learned, in order."""
+        """Learned examples, in order."""
         return self._at
 
 
 class TreeStream:
-    """The tree; `routing` [example, dim] are the vectors by which examples find their leaf."""
+    """The tree; `routing` [example, dim] are the embeddings for routing."""
 
     leaf_type: type[LeafStream] = LeafStream
 
@@ -88,7 +88,7 @@ class TreeStream:
         self._waiting: dict[int, list[int]] = {0: []}
 
     def learn(self, indices: Sequence[int]) -> None:
-        """One online step for each, by its leaf."""
+        """One online step for each example, in its leaf."""
         for index in indices:
             leaf = self.routes.leaf_of(self._routing[index])
             self._waiting[leaf].append(index)

@@ -1,6 +1,6 @@
-"""Every codec that the lab compares: the library's, and those that learn from a data set first.
+"""The codecs compared in the lab: the library's, and those that are fitted to a data set.
 
-A memory begins with nothing that a codec could learn from, so the library has no use for these.
+The library has none of the latter, since a new memory has no data to fit to.
 """
 
 from __future__ import annotations
@@ -40,5 +40,5 @@ CODECS: Registry[Codec] = Registry("codec", ChainMap(_OWN, cast("Any", LIBRARY))
 
 
 def make_codec(choice: Choice[Codec], spec: Spec, tail: Mapping[str, Tensor]) -> Codec:
-    """The codec of that name for a model: its description and the parameters of its tail."""
+    """Construct a codec for a model, given by its spec and the parameters of its tail."""
     return CODECS.make(choice, spec, tail)

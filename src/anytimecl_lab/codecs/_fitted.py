@@ -1,4 +1,4 @@
-"""What codecs that are fitted to a data set share: what they may refuse, and their file."""
+"""Base of codecs that are fitted to a data set."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from anytimecl.files import replacing
 
 
 class FittedCodec(ABC):
-    """Tensors that a codec learned from the tokens of one model, kept in a safetensors file.
+    """A codec with tensors fitted to the tokens of one model, saved as a safetensors file.
 
-    A mark of those tensors stands in every record, so that no record is read by another fit.
+    Records have a digest of the tensors, so that no record is decoded with another fit.
     """
 
     name: str
 
     @abstractmethod
     def fit(self, tokens: Iterable[Tensor]) -> None:
-        """Learn from the tokens of all images."""
+        """Fit to the tokens of all images."""
 
     def __init__(self, spec: Spec, shapes: dict[str, int]) -> None:
         self._fingerprint = spec.fingerprint
@@ -42,14 +42,14 @@ class FittedCodec(ABC):
         return bool(self._fit)
 
     def save(self, path: str | Path) -> None:
-        """Write what was learned, whole or not at all."""
+        """Save the tensors atomically."""
         path = Path(path)
         about = {"codec": self.name, "fingerprint": self._fingerprint, "version": "1"}
         with replacing(path) as draft:
             save_file(self._fits(), draft, metadata={"anytimecl": json.dumps(about)})
 
     def load(self, path: str | Path) -> None:
-        """Take up what was saved; what another codec or model learned is refused."""
+        """Load the tensors; those of another codec or model are refused."""
         try:
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {}).get("anytimecl", "{}"))
@@ -90,7 +90,7 @@ class FittedCodec(ABC):
 
 
 def images_of(tokens: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Tokens of one image or of several, as [image, token, width] in float32 on the CPU."""
+    """Tokens of one or several images as [image, token, width], float32, on the CPU."""
     if tokens.ndim == 2:
         tokens = tokens[None]
     if tuple(tokens.shape[1:]) != shape:

@@ -17,7 +17,7 @@ from anytimecl.errors import ModelError, StoreError
 from anytimecl_lab.codecs._fitted import FittedCodec, images_of
 
 _HEAD = struct.Struct("<IH")  # mark of the fit, chunk
-_AT_ONCE = 32  # images in one product: more would gain nothing, and lose digits
+_AT_ONCE = 32  # images in one product: more are not faster, and less precise
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,7 @@ class PcaDatasetConfig:
 
 
 class PcaDataset(FittedCodec):
-    """fp32 coefficients of every token in a basis learned from the data set.
-
-    The squared error is that of the projection on the better of the chunks' bases.
-    """
+    """fp32 coefficients of tokens in the best of the bases fitted to chunks of the data set."""
 
     name = "pca-dataset"
     needs_image = False
@@ -45,9 +42,9 @@ class PcaDataset(FittedCodec):
 
     @torch.no_grad()
     def fit(self, tokens: Iterable[Tensor]) -> None:
-        """Learn from the tokens of all images, one [token, width] or many [image, token, width].
+        """Fit to the tokens of all images, one [token, width] or many [image, token, width].
 
-        Each chunk is one pass over covariances, so a data set need not fit into memory.
+        One pass over covariances for each chunk, so the data set need not fit into memory.
         """
         chunks: list[_Moments] = []
         for batch in tokens:
@@ -108,17 +105,17 @@ class PcaDataset(FittedCodec):
 
 
 class _Moments:
-    """Sums over the tokens of a chunk of images, from which its PCA follows."""
+    """Moments of the tokens of a chunk of images, for its PCA."""
 
     def __init__(self, first: Tensor) -> None:
         self.images = 0
         self._tokens = 0
-        self._centre = first.mean(0)  # near the mean, so that squares lose no digits to it
+        self._centre = first.mean(0)  # near the mean, for precision
         self._sum = torch.zeros(first.shape[1], dtype=torch.float64)
         self._squares = torch.zeros(first.shape[1], first.shape[1], dtype=torch.float64)
 
     def add(self, images: Tensor) -> None:
-        """Take in the tokens [image, token, width] of some images."""
+        """Add the tokens [image, token, width] of some images."""
         centred = (images - self._centre).flatten(0, 1)
         self._sum += centred.sum(0)
         self._squares += centred.T @ centred

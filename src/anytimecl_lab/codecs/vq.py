@@ -1,4 +1,4 @@
-"""The paper's vector quantisation: every token becomes the number of the nearest code."""
+"""The paper's vector quantisation: every token is replaced by the index of the nearest code."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class VqConfig:
     """The codebook, and how it is learned."""
 
     codes: int = 1024
-    samples: int = 32_768  # tokens that it is learned from, drawn evenly from all
-    passes: int = 10  # over those
+    samples: int = 32_768  # tokens to fit to, sampled uniformly
+    passes: int = 10  # over the samples
     batch: int = 2048
-    decay: float = 0.99  # of what a code stood for, batch by batch
+    decay: float = 0.99  # of codes' counts, per batch
     seed: int = 0
 
 
 class Vq(FittedCodec):
-    """Two bytes a token. The error is the distance to the nearest code."""
+    """Two bytes per token."""
 
     name = "vq"
     needs_image = False
@@ -46,7 +46,7 @@ class Vq(FittedCodec):
 
     @torch.no_grad()
     def fit(self, tokens: Iterable[Tensor]) -> None:
-        """Learn from the tokens of all images, one [token, width] or many [image, token, width]."""
+        """Fit to the tokens of all images, one [token, width] or many [image, token, width]."""
         generator = torch.Generator().manual_seed(self.config.seed)
         samples = _reservoir(tokens, self._shape, self.config.samples, generator)
         self._take({"codes": learn_codes(samples, self.config, generator)})
@@ -77,8 +77,8 @@ class Vq(FittedCodec):
 def learn_codes(samples: Tensor, config: VqConfig, generator: torch.Generator) -> Tensor:
     """Codes [code, width] by online k-means on samples [sample, width].
 
-    A code that is used less than its share is drawn to a random sample, the more so the less it
-    is used (Zheng and Vedaldi, "Online Clustered Codebook", 2023): none stays dead.
+    A rarely used code is moved towards a random sample, so that no code stays unused (Zheng and
+    Vedaldi, "Online Clustered Codebook", 2023).
     """
     order = torch.randperm(len(samples), generator=generator)
     codes = samples[order[torch.arange(config.codes) % len(samples)]].clone()
@@ -101,14 +101,14 @@ def learn_codes(samples: Tensor, config: VqConfig, generator: torch.Generator) -
 
 
 def nearest(vectors: Tensor, codes: Tensor) -> Tensor:
-    """The number of the nearest code for each vector."""
+    """Index of the nearest code for each vector."""
     return (codes.square().sum(1) - 2 * vectors @ codes.T).argmin(1)
 
 
 def _reservoir(
     tokens: Iterable[Tensor], shape: tuple[int, int], most: int, generator: torch.Generator
 ) -> Tensor:
-    """At most `most` vectors [sample, width], every token with the same chance."""
+    """A uniform sample of at most `most` vectors [sample, width]."""
     kept: list[Tensor] = []
     keys: list[Tensor] = []  # random: the vectors with the smallest stay
     size, limit = 0, 1.0

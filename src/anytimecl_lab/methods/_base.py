@@ -1,4 +1,4 @@
-"""The one small interface of every method."""
+"""The interface of methods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anytimecl_lab.world import World
 
 
 class Method(ABC):
-    """Learns the examples of a stage, and answers over any labels at any time."""
+    """Learns the examples of a stage, and predicts over any labels at any time."""
 
     online: ClassVar[bool] = False  # learns every example as it comes, not a whole stage or task
 
@@ -26,16 +26,16 @@ class Method(ABC):
 
     @abstractmethod
     def learn(self, examples: Sequence[int]) -> None:
-        """These examples of the world arrive, in this order."""
+        """Learn these examples of the world, in order."""
 
     @abstractmethod
     def predict(self, tokens: Tensor | TailInput, names: Sequence[str]) -> Tensor:
-        """Scores [image, label] of a batch over these labels; the highest is the answer."""
+        """Scores [image, label] of a batch over these labels; the highest is the prediction."""
 
     def readings(self, tokens: Tensor | TailInput, names: Sequence[str]) -> dict[str, Tensor]:
-        """Several ways to read the same learned state, by name; most methods have one."""
+        """Predictions of several variants of the same learned state, by name; mostly one."""
         return {self.default: self.predict(tokens, names)}
 
     def none(self, tokens: Tensor | TailInput, names: Sequence[str]) -> Tensor | None:
-        """[image], how much each is none of these labels; None: the method has no say in it."""
+        """Scores [image] of "none of these"; None if the method does not predict it."""
         return None

@@ -19,9 +19,9 @@ _PLAIN = LearnerConfig()
 class Schedule:
     """AdamW as in the paper's offline training: 6e-4 at a batch of 2048, down to 1e-6 by cosine.
 
-    Batches are smaller here, for data sets may be; the ratio of rate to batch stays. 32 epochs
-    visit each example as often as online learning does with its batch of 32, and were chosen
-    among 10, 32 and 100 on held-out training images (recipes/paper/tuning.toml).
+    Batches are smaller, for small data sets, with the learning rate scaled linearly. With 32 epochs
+    each example is used as often as in online learning with batches of 32; chosen among 10, 32 and
+    100 on held-out training images (recipes/paper/tuning.toml).
     """
 
     epochs: int = 32

@@ -1,4 +1,4 @@
-"""Classifiers over the original model's image vectors, which never change."""
+"""Classifiers on frozen image embeddings of the original model."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from anytimecl_lab.world import World
 
 
 class Frozen(Method):
-    """Knows images by their unit vectors under the original weights, and by nothing else.
+    """Base of classifiers on the original model's unit embeddings.
 
-    Labels never seen keep the original model's probability exactly. What it gives to all seen
-    labels together is shared among them by the classifier, so where every candidate was seen the
-    classifier answers alone.
+    Unseen labels keep the original model's probability exactly. Its total probability of the seen
+    labels is distributed among them by the classifier, so that the classifier alone decides if
+    every candidate is seen.
 
-    `zero_shot` are weights for the original model's logits, added to the classifier's: each is
-    a reading of its own, beside the classifier alone.
+    `zero_shot` are weights of the original model's logits, added to the classifier's: each is
+    evaluated as a variant, besides the classifier alone.
     """
 
     online = True
@@ -33,7 +33,7 @@ class Frozen(Method):
         self.rows: dict[str, int] = {}  # label -> row, in order of appearance
 
     def learn(self, examples: Sequence[int]) -> None:
-        """Fit to all examples so far: the same as adding these to the sums of the others."""
+        """Fit to all examples so far."""
         labels, device = self.world.labels, self.world.device
         self.stored += examples
         for i in examples:
@@ -47,7 +47,7 @@ class Frozen(Method):
         return self.readings(tokens, names)[self.default]
 
     def readings(self, tokens: Tensor | TailInput, names: Sequence[str]) -> dict[str, Tensor]:
-        """Alone, and with each weight of the original model's logits."""
+        """The classifier alone, and with each weight of the original model's logits."""
         return self.read(self.world.image_vectors(self.world.tail, tokens), names)
 
     @torch.no_grad()
@@ -67,15 +67,15 @@ class Frozen(Method):
 
     @abstractmethod
     def _fit(self, vectors: Tensor, targets: Tensor) -> None:
-        """Learn from unit vectors [example, dim] and rows of labels [example], in their order."""
+        """Fit to unit embeddings [example, dim] and rows of labels [example], in order."""
 
     @abstractmethod
     def _logits(self, images: Tensor) -> Tensor:
-        """[image, seen label] for unit vectors [image, dim]."""
+        """Logits [image, seen label] of unit embeddings [image, dim]."""
 
 
 def share(original: Tensor, logits: Tensor, seen: Tensor) -> Tensor:
-    """Probabilities [image, label]: what the seen labels have together, shared anew.
+    """Probabilities [image, label]: the seen labels' total mass, redistributed by `logits`.
 
     >>> original = torch.tensor([[0.2, 0.5, 0.3]])
     >>> share(original, torch.tensor([[0.0, 0.0]]), torch.tensor([True, False, True]))
@@ -87,7 +87,7 @@ def share(original: Tensor, logits: Tensor, seen: Tensor) -> Tensor:
 
 
 def reading(weight: float) -> str:
-    """What a weight of the original model's logits is called.
+    """Name of the variant with a weight of the original model's logits.
 
     >>> [reading(weight) for weight in (0, 0.3, 1)]
     ['', '+ 0.3 zero-shot', '+ zero-shot']

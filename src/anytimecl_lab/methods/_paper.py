@@ -1,8 +1,8 @@
-"""The paper's setting where this project's default differs from it.
+"""The paper's setting, where this project's defaults differ.
 
-Cosines are scaled by 100 (Eq. 2), whatever the model's own scale is; "other" is a bias in logits
-that begins at zero; every example is learned at the same rate; a tuned classifier is a free linear
-layer that begins as the label vectors; predictions are weighed by OCW.
+The logit scale is 100 (Eq. 2) for every model; "other" is a logit initialised with zero; the
+learning rate is constant; a tuned classifier is a linear layer initialised with the label
+embeddings; the blend is OCW.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Inputs = tuple[Spec, Params, Settings, Examples, Sequence[str], Mapping[str, Ten
 
 
 def scaled(spec: Spec) -> Spec:
-    """The model at the paper's scale."""
+    """The model with the paper's logit scale."""
     return replace(spec, logit_scale=SCALE)
 
 
 def paper_config(config: LearnerConfig) -> LearnerConfig:
-    """One scale for loss and answers, one rate for all examples."""
+    """The same scale in loss and predictions, and a constant learning rate."""
     return replace(config, scale=None, eager=0.0, imprint=0.0)
 
 
@@ -53,49 +53,49 @@ def chosen(
     sampler: Choice[Sampler] = SAMPLER,
     experts: Sequence[Choice[Expert]] = (),
 ) -> Settings:
-    """The settings of a stream, this project's or the paper's."""
+    """Settings of a stream, this project's or the paper's."""
     plain = Settings(seed=seed, sampler=sampler, learner=config, experts=tuple(experts))
     return replace(plain, learner=paper_config(config), blend=BLEND) if paper else plain
 
 
 def inputs(world: World, settings: Settings, *, paper: bool) -> Inputs:
-    """What a stream is made of."""
+    """Constructor arguments of a stream."""
     spec = scaled(world.spec) if paper else world.spec
     return spec, world.tail, settings, world.examples, world.labels, world.vectors
 
 
 class PaperLearner(OnlineLearner):
-    """The tuned model as the paper has it; the optimiser's steps are those of `Learner`."""
+    """The paper's tuned model; optimiser steps are those of `Learner`."""
 
     def begin(self, logit: float) -> None:
-        """Nothing: "other" begins at zero."""
+        """No-op: "other" is initialised with zero."""
 
     def update(self, gradients: Mapping[str, Gradient], lr: Tensor, count: Tensor) -> None:
-        """The step; that of "other", which is kept in units of a cosine, is one of its logit."""
+        """The step, with that of "other" in units of its logit instead of a cosine."""
         if "other" not in gradients:
             super().update(gradients, lr, count)
             return
         decayed = self.other * (1 - lr * self.config.weight_decay)
         super().update(gradients, lr, count)
-        # AdamW's steps have one size whatever the unit is, so they are brought to the logit's.
+        # AdamW's step size does not depend on the unit, so it is rescaled to the logit's.
         self.other.copy_(decayed + (self.other - decayed) / self.spec.logit_scale)
 
     def moved(self, vectors: Tensor, shifts: Tensor, rows: Tensor) -> Tensor:
-        """[label, dim]; a tuned classifier's rows need not be of unit length.
+        """Label vectors [label, dim]; a tuned classifier's rows need not be of unit length.
 
-        Kept as what was added to the vectors, so weight decay draws a row to where it began and not
-        to zero: at the paper's rate a difference of half a per cent in ten thousand steps.
+        Stored as differences from the text embeddings, so weight decay pulls a row to its initial
+        value instead of zero: at the paper's rate half a per cent in ten thousand steps.
         """
         return shifted(vectors, shifts, rows) if len(shifts) else vectors
 
 
 class PaperStream(StreamLearner):
-    """A stream that such a model learns."""
+    """A stream with the paper's learner."""
 
     learner_type = PaperLearner
 
 
 def if_all_seen(opinions: Opinions) -> Tensor:
-    """The tuned model where it has met every candidate, the original model otherwise."""
+    """The tuned model if every candidate is seen, else the original model."""
     seen = all(record.seen for record in opinions.records)
     return opinions.tuned if seen else opinions.original

@@ -12,7 +12,7 @@ Features = Callable[[Tensor], Tensor]  # [image, dim] -> [image, feature]
 
 
 def relu_features(dim: int, count: int, seed: int, device: torch.device) -> Features:
-    """A random projection, and what of it is positive; of about unit length."""
+    """ReLU of a random projection, of about unit length."""
     generator = torch.Generator().manual_seed(seed)
     projection = math.sqrt(2 / count) * torch.randn(dim, count, generator=generator).to(device)
     return lambda vectors: (vectors @ projection.to(vectors)).relu()
@@ -21,7 +21,7 @@ def relu_features(dim: int, count: int, seed: int, device: torch.device) -> Feat
 def fourier_features(
     dim: int, count: int, width: float, seed: int, device: torch.device
 ) -> Features:
-    """Rahimi and Recht's: products come near `exp(-|x - y|^2 / (2 width^2))`."""
+    """Random Fourier features (Rahimi and Recht) of the kernel `exp(-|x - y|^2 / (2 width^2))`."""
     generator = torch.Generator().manual_seed(seed)
     frequencies = torch.randn(dim, count, generator=generator).to(device) / width
     phases = 2 * math.pi * torch.rand(count, generator=generator).to(device)

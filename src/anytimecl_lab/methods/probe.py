@@ -1,10 +1,10 @@
-"""The predecessor's complementary systems: what exemplars say, weighed against CLIP by AIM.
+"""The predecessor's complementary memory systems: an exemplar classifier and CLIP, mixed by AIM.
 
 Zhu et al. ("Continual Learning in Open-vocabulary Classification with Complementary Memory
-Systems") keep every example's image embedding, train a classifier on them, and trust it as far
-as the original model believes that the image shows one of its labels. They average either
-probabilities (AIM), as the blend "aim" of this project does, or embeddings (AIM-Emb): that of the
-image and that of the label which the classifier finds likeliest. Both are read from one run.
+Systems") store every example's image embedding and train a classifier on them, which is weighted by
+the original model's probability that the image has one of its labels. They average either
+probabilities (AIM), like this project's blend "aim", or embeddings (AIM-Emb): the image's and that
+of the label that the classifier finds most probable. Both are evaluated in one run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Complementary(Method):
         self.rows: dict[str, int] = {}
 
     def learn(self, examples: Sequence[int]) -> None:
-        """Store, and fit anew."""
+        """Store the examples and refit."""
         self.stored += examples
         for i in examples:
             self.rows.setdefault(self.world.labels[i], len(self.rows))
@@ -44,7 +44,7 @@ class Complementary(Method):
         self._fit(self.world.original_vectors[at], targets)
 
     def predict(self, tokens: Tensor | TailInput, names: Sequence[str]) -> Tensor:
-        """AIM: the classifier speaks for the labels it knows, the original model for all."""
+        """AIM: the classifier's probabilities of seen labels, mixed with the original model's."""
         return self.readings(tokens, names)[self.default]
 
     @torch.no_grad()
@@ -70,7 +70,7 @@ class Complementary(Method):
     def _by_embedding(
         self, images: Tensor, told: Tensor, mass: Tensor, names: Sequence[str]
     ) -> Tensor:
-        """AIM-Emb: the likeliest label's vector and the image's, by the mass [image, 1]."""
+        """AIM-Emb: the most probable label's and the image's embedding, weighted by `mass`."""
         vectors = self.world.label_vectors(names)
         mixed = mass * vectors[told.argmax(1)] + (1 - mass) * images
         return (self.world.spec.logit_scale * F.normalize(mixed, dim=-1) @ vectors.T).softmax(1)

@@ -17,11 +17,11 @@ from anytimecl_lab.world import World
 class Rail(Frozen):
     """Ridge regression of one-hot labels on a random hidden layer, or on an RBF kernel.
 
-    The paper's recursion over tasks gives the weights that all examples at once give, to
-    rounding, so here they are solved for at once. `kernel` is the paper's other form, whose
-    kernel is here one of random Fourier features, so that its size does not grow. The paper
-    asks the original model whether an image is of a task that was learned; here labels never
-    seen keep its probability, as in every method of this kind.
+    The paper's recursion over tasks gives the same weights as all examples at once, up to rounding,
+    so they are solved for at once. `kernel` selects the paper's other form, here with random
+    Fourier features, so that its size does not grow. The paper uses the original model to decide
+    whether an image is of a learned task; here unseen labels keep its probability, as in every
+    method of this kind.
     """
 
     def __init__(

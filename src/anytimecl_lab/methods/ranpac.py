@@ -14,16 +14,15 @@ from anytimecl_lab.world import World
 
 PENALTIES = tuple(10.0**power for power in range(-8, 9))  # the paper's
 PLAIN = 0.1
-SHARPNESS = 20.0  # how far apart the logits of 0 and 1 are
+SHARPNESS = 20.0  # scale from regression targets to logits
 
 
 class RanPac(Frozen):
-    """Regression of one-hot labels; the penalty is the paper's choice by held-out squared error.
+    """Ridge regression of one-hot labels; as in the paper, the penalty is chosen by held-out error.
 
-    Held out is one example at a time, in closed form, and not a fifth of them; where that was its
-    label's only one, nobody could know, and it does not count. Where none counts, the penalty is
-    PLAIN. The adapters that the paper trains before are left out: here nobody may change the
-    vectors.
+    By leave-one-out in closed form instead of a held-out fifth, without examples that are the only
+    one of their label. If none is left, the penalty is PLAIN. The paper's adapters are left out,
+    since embeddings are frozen here.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class RanPac(Frozen):
 
 
 def chosen(features: Tensor, told: Tensor) -> float:
-    """The penalty of the least squared error over examples left out one at a time."""
+    """The penalty with the least leave-one-out squared error."""
     counts = told.sum(0)[told.argmax(1)] > 1
     if not bool(counts.any()):
         return PLAIN

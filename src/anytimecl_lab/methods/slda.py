@@ -14,11 +14,11 @@ from anytimecl_lab.world import World
 
 
 class Slda(Frozen):
-    """Running means of labels, and one covariance that every example updates.
+    """Running class means, and a shared covariance updated with every example.
 
-    The precision matrix is `((1 - e) S + e 1)^-1`; the paper's e is 1e-4, and its vectors are no
-    unit vectors. It estimates S from a first batch before it streams; here S starts at nothing,
-    and the first example of a label, which has no mean to be apart from, leaves it as it is.
+    The precision matrix is `((1 - e) S + e 1)^-1`; the paper's e is 1e-4, with embeddings that are
+    not normalised. The paper initialises S on a first batch; here S starts at zero, and the first
+    example of a label does not update it.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ def streamed(vectors: Tensor, targets: Tensor, shrinkage: float) -> Linear:
 
 
 def _apart(vectors: Tensor, targets: Tensor) -> Tensor:
-    """[example, dim], each example less the mean of those of its label before it."""
+    """Differences [example, dim] from the mean of earlier examples of the label."""
     steps = torch.zeros_like(vectors)
     for row in range(int(targets.max()) + 1):
         at = (targets == row).nonzero()[:, 0]

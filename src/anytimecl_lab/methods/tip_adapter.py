@@ -10,11 +10,10 @@ from anytimecl_lab.world import World
 
 
 class TipAdapter(Frozen):
-    """Zero-shot logits, and `alpha` times what every cached example adds to its label.
+    """Zero-shot logits plus `alpha` times the affinities of cached examples to their labels.
 
-    An example at cosine c adds `exp(-beta (1 - c))`. Both are what the paper has for ImageNet; on
-    other data sets it searches for them, which is not done here. Zero-shot logits are at the
-    scale of the original model, as there.
+    An example at cosine c adds `exp(-beta (1 - c))`. Both have the paper's values for ImageNet,
+    without its search on other data sets. Zero-shot logits have the original model's scale.
     """
 
     def __init__(self, world: World, *, alpha: float = 1.17, beta: float = 5.5) -> None:

@@ -25,10 +25,10 @@ class VectorRegion:
 class TreeProbe(Complementary):
     """A cluster that outgrows its `capacity` is split in two by k-means; only changed ones refit.
 
-    The predecessor's 50,000 examples a node would be one node on small data, which is the linear
-    probe; recipes say how many are used. Forced by the setting: examples arrive a stage at a
-    time, so clusters are grown once a stage. An image asks its `near` nearest clusters, and their
-    answers weigh by the likeness of image and centre.
+    With the predecessor's 50,000 examples per node, small data sets would have one node, the linear
+    probe; recipes set the capacity. Deviation: examples arrive in stages, so clusters are updated
+    once per stage. A prediction uses the `near` nearest clusters, weighted by the similarity of
+    image and centre.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class TreeProbe(Complementary):
                 leaf.probe = logistic(vectors[leaf.members], places, count, self.strength)
 
     def _place(self, vectors: Tensor, fresh: Tensor) -> None:
-        """Newcomers go to the nearest cluster; clusters that are too large are split."""
+        """Assign new examples to the nearest cluster, and split clusters that are too large."""
         centres = torch.stack([leaf.centre for leaf in self.leaves])
         nearest = (vectors[fresh] @ centres.T).argmax(1)
         todo = []
@@ -89,9 +89,9 @@ class TreeProbe(Complementary):
 
 
 def split(vectors: Tensor, rounds: int = 20) -> Tensor | None:
-    """Which of two clusters each vector [member, dim] belongs to; None if all are alike.
+    """Assignment of vectors [member, dim] to two clusters; None if all are equal.
 
-    k-means from the two ends of the widest direction: no randomness, no empty cluster.
+    k-means from the two ends of the first principal direction: deterministic, no empty cluster.
     """
     centred = vectors - vectors.mean(0)
     widest = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -1]

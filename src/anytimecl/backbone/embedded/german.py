@@ -1,7 +1,7 @@
-"""German labels, word by word in English: the text encoder and its tables know no other language.
+"""Word-by-word translation of German labels, since the text encoder knows only English.
 
-`german.txt`, written for this project, has some hundred common words; compounds of them are taken
-apart. Words that are English, too, stay as they are.
+`german.txt`, written for this project, has some hundred common words; compounds are split. Words
+that are also English are not changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def words() -> Mapping[str, str]:
 
 
 def in_english(name: str, is_english: Callable[[str], bool]) -> str:
-    """A plain name with its German words in English; as it is where it has none.
+    """A plain name with its German words translated.
 
     >>> in_english("englische bulldogge", lambda word: False)
     'english bulldog'
@@ -42,7 +42,7 @@ def in_english(name: str, is_english: Callable[[str], bool]) -> str:
 
 
 def in_one(word: str, is_english: Callable[[str], bool]) -> str | None:
-    """A German word, inflected or put together, in English; its first part may be a name."""
+    """Translation of a word, inflected or compound; its first part may be a name."""
     if (found := inflected(word)) is not None:
         return found
     for cut in range(len(word) - SHORTEST, SHORTEST - 1, -1):
@@ -57,17 +57,17 @@ def in_one(word: str, is_english: Callable[[str], bool]) -> str | None:
 
 
 def inflected(word: str) -> str | None:
-    """Of a word with an ending."""
+    """Translation of an inflected word."""
     return without(word, ENDINGS)
 
 
 def linked(word: str) -> str | None:
-    """Of a compound's first part."""
+    """Translation of a compound's first part."""
     return without(word, LINKS)
 
 
 def without(word: str, endings: tuple[str, ...]) -> str | None:
-    """Of a word less the first of some endings that leaves a known one."""
+    """Translation of a word without one of these endings."""
     for ending in endings:
         stem = word.removesuffix(ending)
         if word.endswith(ending) and stem in words():

@@ -1,12 +1,12 @@
-"""The source's int8 trunk, made to agree better with its own weights in float.
+"""Reduces quantisation errors of the source's int8 trunk.
 
-The source rounds what enters a product to 8 bits, with one range for all tokens of an image. A few
-large values then cost all others their digits, and they come from two places:
+The source quantises activations to 8 bits, with one range for all tokens of an image. Outliers,
+which make that imprecise, come from two places:
 
-- some channels of a layer norm's output are ten times as large as the rest. Their size can be
+- some channels of a layer norm's output are ten times as large as the rest. Their scale can be
   moved into the next weights, which have a range for each output (SmoothQuant, Xiao et al. 2023);
-- in two blocks one token's hidden values are hundreds of times the others'. There, the product
-  stays in float.
+- in two blocks one token's hidden activations are hundreds of times the others'. There, the
+  product is computed in float.
 
 The first costs no time, the second a tenth of the trunk's.
 """
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 RANGES = Path(__file__).with_name("ranges.safetensors")  # made by recipes/embedded/ranges.py
-SHARE = 0.65  # of a channel's size, on a logarithmic scale, that goes into the weights
-IN_FLOAT = ("layers.6", "layers.7")  # blocks whose second product of the MLP is not rounded
+SHARE = 0.65  # exponent: share of a channel's log-scale that is moved into the weights
+IN_FLOAT = ("layers.6", "layers.7")  # blocks whose second MLP layer is in float
 READERS = {
     "layer_norm1": ("self_attn/q_proj", "self_attn/k_proj", "self_attn/v_proj"),
     "layer_norm2": ("mlp/fc1",),
@@ -34,7 +34,7 @@ READERS = {
 
 
 def smooth(trunk: ModelProto) -> ModelProto:
-    """Change a trunk that was cut from the source, in place."""
+    """Modify a trunk cut from the source, in place."""
     graph = trunk.graph
     blocks = {node.name.split("/")[3] for node in _products(graph).values()}  # that it has
     for name, ranges in load_file(RANGES).items():  # "layers.3.layer_norm1": [width]
@@ -51,7 +51,7 @@ def smooth(trunk: ModelProto) -> ModelProto:
 def _shift_sizes(
     graph: GraphProto, norm: str, readers: list[str], ranges: NDArray[np.float32]
 ) -> None:
-    """From a norm's channels into the weights that read them; the product stays what it was."""
+    """Move scales from a norm's channels into the weights after it; products are unchanged."""
     stored = {tensor.name: tensor for tensor in graph.initializer}
     keys = [_weight_of(graph, reader) for reader in readers]
     weights = [_in_float(stored, key) for key in keys]  # [in, out]
@@ -68,7 +68,7 @@ def _shift_sizes(
 
 
 def _keep_float(graph: GraphProto, product: str) -> None:
-    """A product of rounded values becomes one of float values."""
+    """Replace a quantised product by one in float."""
     from onnx import helper, numpy_helper
 
     stored = {tensor.name: tensor for tensor in graph.initializer}
@@ -89,7 +89,7 @@ def _keep_float(graph: GraphProto, product: str) -> None:
 def prune(graph: GraphProto) -> None:
     """Drop nodes and weights that the graph's outputs do not need."""
     needed, nodes = {value.name for value in graph.output}, []
-    for node in reversed(graph.node):  # ONNX keeps nodes in the order they can run in
+    for node in reversed(graph.node):  # ONNX nodes are in topological order
         if needed.intersection(node.output):
             needed.update(node.input)
             nodes.append(node)
@@ -100,7 +100,7 @@ def prune(graph: GraphProto) -> None:
 
 
 def _products(graph: GraphProto) -> dict[str, NodeProto]:
-    """Of rounded values, by the layer's name."""
+    """Quantised products by the layer's name."""
     return {
         node.name.removesuffix("/MatMul_quant"): node
         for node in graph.node

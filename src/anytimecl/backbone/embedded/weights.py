@@ -29,12 +29,12 @@ def float_trunk(folder: Path, spec: TailSpec, device: str) -> TorchTrunk:
 
 
 def tail_weights(folder: Path, spec: TailSpec, device: str) -> dict[str, Tensor]:
-    """The starting weights of the tail, and no others: they are few, so this is quick."""
+    """The pre-trained weights of the tail only."""
     return read_weights(folder, device, lambda name: in_tail(name, spec.first))
 
 
 def in_tail(name: str, first: int) -> bool:
-    """Whether a weight belongs to the blocks from `first` on, or to what follows them."""
+    """Whether a weight belongs to the blocks from `first` on, or to layers after them."""
     if name.startswith("layers."):
         return int(name.split(".")[1]) >= first
     return name.startswith(("post_layernorm.", "visual_projection."))
@@ -50,10 +50,10 @@ def read_weights(folder: Path, device: str, wanted: Callable[[str], bool]) -> di
             names = {_canonical(name): name for name in weights.keys()}  # noqa: SIM118
         found = {}
         for canonical in filter(wanted, names):
-            # Opened for each: the file is mapped, and what was read of it counts while it is open.
+            # Opened for each weight: pages of a mapped file count as RAM while it is open.
             with safetensors.safe_open(file, framework="pt") as weights:
                 value = weights.get_tensor(names[canonical])
-                found[canonical] = value.to(device, copy=True)  # else it would be the mapped file
+                found[canonical] = value.to(device, copy=True)  # not a view of the mapped file
         return found
     except (OSError, safetensors.SafetensorError) as error:
         raise ModelError(

@@ -1,7 +1,7 @@
-"""What a name means, by WordNet: a line of context that the text encoder reads beside it.
+"""Context of names from WordNet, as input of the text encoder.
 
-The table was cut from WordNet 3.0 by `recipes/embedded/wordnet.py`; `wordnet-licence.txt` beside
-it is WordNet's own.
+The table was extracted from WordNet 3.0 by `recipes/embedded/wordnet.py`; `WORDNET-LICENSE`
+is its licence.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _AFTER = re.compile(r" (?:of|with|in|on|for|from|at|and|a la) ")
 
 
 class Nouns:
-    """Nouns and what they are, in a sorted text of which only the lines asked for are taken."""
+    """Nouns and their contexts, in a sorted text that is searched by bisection."""
 
     def __init__(self, text: bytes) -> None:
         self.text = text
@@ -37,7 +37,7 @@ class Nouns:
         return cls(lzma.decompress(resources.files(__package__).joinpath(PACKED).read_bytes()))
 
     def exactly(self, noun: str) -> str | None:
-        """What the table says of this very noun; by bisection."""
+        """The context of exactly this noun, if it is in the table."""
         key, text = noun.encode() + b"\t", self.text
         low, high = 0, len(text)
         while low < high:
@@ -55,7 +55,7 @@ class Nouns:
         return None
 
     def context(self, name: str) -> str:
-        """Of the name, else of its head: `great pocket orchid` is an orchid. "" if unknown."""
+        """Context of a name, else of its head (`great pocket orchid` is an orchid), else ""."""
         for candidate in candidates(name):
             if (said := self.exactly(candidate)) is not None:
                 return said if candidate == name else f"{candidate}, {said}"
@@ -63,7 +63,7 @@ class Nouns:
 
 
 def candidates(name: str) -> Iterator[str]:
-    """What a plain name may be found under, the most telling first.
+    """Nouns to look a plain name up by, the most specific first.
 
     >>> list(candidates("pocket orchids"))
     ['pocket orchids', 'pocket orchid', 'pocketorchids', 'orchids', 'orchid']
@@ -85,13 +85,13 @@ def candidates(name: str) -> Iterator[str]:
 
 
 def forms(noun: str) -> Iterator[str]:
-    """The noun itself, and what it may be the plural of."""
+    """The noun itself, and its possible singulars."""
     yield noun
     yield from singulars(noun)
 
 
 def singulars(noun: str) -> Iterator[str]:
-    """What it may be the plural of."""
+    """Possible singulars of a noun."""
     if noun.endswith("ies"):
         yield noun[:-3] + "y"
     if noun.endswith("es"):

@@ -1,1 +1,1 @@
-"""Images of a folder, a store, Parquet files or tars to records that `memory import` reads."""
+"""Bulk encoding of a folder, a store, Parquet files or tars to records for `memory import`."""

@@ -1,4 +1,4 @@
-"""From images to the records of a block: what `learn` would store, bit for bit."""
+"""Encoding of a block of images to the records that `learn` would store, bit for bit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAILURES = b"anytimecl.failures"  # in the metadata of a block: why images are n
 
 
 class Done(NamedTuple):
-    """What became of a block."""
+    """Result of encoding a block."""
 
     number: int
     images: int
@@ -44,10 +44,10 @@ class _Ready(NamedTuple):
 
 
 class BlockEncoder:
-    """A model that encodes blocks of a job; images go through the trunk `batch` at a time.
+    """Encodes the blocks of a job with batches of `batch` images.
 
-    One at a time, on a CPU, gives the very bits that `learn` stores. More at a time are faster on a
-    GPU, and may differ in the last bits.
+    A batch of 1 on a CPU gives exactly the records of `learn`. Larger ones are faster on a GPU, and
+    may differ in the last bits.
     """
 
     def __init__(self, job: EncodingJob, *, device: str = "cpu", batch: int = 1) -> None:
@@ -62,7 +62,7 @@ class BlockEncoder:
         self._classifier = AnytimeClassifier.open(model=backbone, settings=job.settings)
 
     def __call__(self, place: BlockPlace) -> Done:
-        """Encode a block and write it: whole, or not at all."""
+        """Encode a block and write it atomically."""
         began = time.process_time()
         rows: list[Row] = []
         failures: list[str] = []
@@ -84,7 +84,7 @@ class BlockEncoder:
         return Done(place.number, len(rows), len(failures), time.process_time() - began)
 
     def _rows(self, pictures: list[Picture]) -> Iterator[Row | str]:
-        """A row for each, or why there is none."""
+        """A row for each image, or its error message."""
         checked = [_checked(picture) for picture in pictures]
         records = iter(self._records([one for one in checked if isinstance(one, _Ready)]))
         for one in checked:
@@ -105,12 +105,12 @@ class BlockEncoder:
 
 
 def key_of(data: bytes, label: str) -> str:
-    """The key under which `learn` would teach a file: what is imported, it passes over."""
+    """The key that `learn` would use for a file, so that it skips what was imported."""
     return hashlib.sha256(hashlib.sha256(data).digest() + label.encode()).hexdigest()
 
 
 def _checked(picture: Picture) -> _Ready | str:
-    """An image that can be used, or what is wrong with it."""
+    """A usable image, or its error message."""
     try:
         if picture.label is None:
             raise LabelError("it has no label")
@@ -123,15 +123,15 @@ def _checked(picture: Picture) -> _Ready | str:
 
 
 def write(file: Path, rows: list[tuple[int, Row]], job: EncodingJob, failures: list[str]) -> None:
-    """The records of a block, with what could not be used in its metadata."""
+    """Write the records of a block, with failures in its metadata."""
     put(file, as_table(rows, job.settings.name_of("codec")), failures)
 
 
 def put(file: Path, table: Any, failures: list[str]) -> None:
-    """A block as a file, whole or not there.
+    """Write a block's file atomically.
 
-    Under a name of its own until it is, for another may write the same block: Ray tries again where
-    a node is out of reach, and somebody may have started the command twice.
+    The temporary name is unique, since another process may write the same block: Ray retries if a
+    node is unreachable, and the command may have been started twice.
     """
     noted = {**(table.schema.metadata or {}), FAILURES: json.dumps(failures).encode()}
     with replacing(file, alone=False) as draft:

@@ -1,4 +1,4 @@
-"""The end of a job: numbers in order, what is there twice left out, and a folder to import."""
+"""Completion of a job: consecutive numbers, without duplicates, as a folder to import."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anytimecl.scale.encoding.job import DATA, EncodingJob
 
 
 class Summary(NamedTuple):
-    """What became of the images of a job."""
+    """Counts of a job's images."""
 
     examples: int
     repeated: int  # the same image with the same label as one before it
@@ -25,7 +25,7 @@ class Summary(NamedTuple):
 
 
 def finish(job: EncodingJob) -> Summary:
-    """Make an export of a job whose blocks are all there; again, it changes nothing."""
+    """Turn a job with all its blocks into an export; idempotent."""
     files = [job.file(place.number) for place in job.places()]
     lost = [file.name for file in files if not file.exists()]
     if lost:
@@ -58,7 +58,7 @@ def finish(job: EncodingJob) -> Summary:
 
 
 def _repeated(files: list[Path]) -> NDArray[np.int64]:
-    """Digests of images that occur twice: all digests are in RAM, but no more than these."""
+    """Digests of images that occur twice; holds all digests in RAM."""
     pq = pyarrow_parquet()
     parts = [
         pq.read_table(file, columns=["content"]).column("content").to_numpy() for file in files
@@ -70,9 +70,9 @@ def _repeated(files: list[Path]) -> NDArray[np.int64]:
 def _renumbered(
     table: Any, number: int, twice: NDArray[np.int64], seen: dict[int, str]
 ) -> tuple[Any, list[str]]:
-    """The rows whose image was not seen, numbered on from `number`, and what is refused.
+    """Rows of new images, numbered from `number`, and messages about refused ones.
 
-    An image has one label, the first that it comes with.
+    An image has one label, the first one.
     """
     import pyarrow as pa
 

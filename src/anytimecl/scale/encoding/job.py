@@ -1,4 +1,4 @@
-"""A folder in which images become records, block by block, whoever is killed on the way.
+"""A folder in which images are encoded block by block, resumable after interruptions.
 
 DIR/job.json                   what is encoded, with which model and settings
 DIR/plan.jsonl                 the blocks, one line each, as the source was listed at first
@@ -29,7 +29,7 @@ BLOCK = 256  # images that are lost, at most, with the process that encodes them
 
 
 class BlockPlace(NamedTuple):
-    """Where a block stands in the plan."""
+    """Position of a block in the plan."""
 
     number: int
     images: int
@@ -38,7 +38,7 @@ class BlockPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class EncodingJob:
-    """What is encoded into a folder, and how."""
+    """What a job encodes, and how."""
 
     folder: Path
     source: str
@@ -49,24 +49,24 @@ class EncodingJob:
 
     @property
     def settings(self) -> Settings:
-        """Of the memory that it is for."""
+        """Settings of the target memory."""
         return Settings.from_json(self.meta["settings"])
 
     @property
     def whole(self) -> bool:
-        """Whether everything is done."""
+        """Whether the job is complete."""
         return (self.folder / ABOUT).exists()
 
     def open_source(self) -> Source:
-        """Where the images are."""
+        """Open the source of the images."""
         return open_source(self.source, self.reading)
 
     def file(self, number: int) -> Path:
-        """Where the records of a block are, or will be."""
+        """File of a block's records."""
         return self.folder / DATA / f"block-{number:06d}.parquet"
 
     def places(self) -> list[BlockPlace]:
-        """Every block of the plan."""
+        """All blocks of the plan."""
         found, offset = [], 0
         with (self.folder / PLAN).open("rb") as file:
             for number, line in enumerate(file):
@@ -75,13 +75,13 @@ class EncodingJob:
         return found
 
     def block_at(self, place: BlockPlace) -> Any:
-        """What the source finds the images of a block by."""
+        """The source's references to the images of a block."""
         with (self.folder / PLAN).open("rb") as file:
             file.seek(place.offset)
             return json.loads(file.readline())[1]
 
     def to_json(self) -> dict[str, Any]:
-        """As the folder keeps it."""
+        """The form that is stored in the folder."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -94,7 +94,7 @@ class EncodingJob:
 
 
 def memory_meta(backbone: Backbone, settings: Settings) -> dict[str, str]:
-    """What a memory of this model says of itself."""
+    """Metadata of a memory of this model."""
     return {
         "settings": settings.to_json(),
         "spec": json.dumps(backbone.spec.to_dict()),
@@ -103,7 +103,7 @@ def memory_meta(backbone: Backbone, settings: Settings) -> dict[str, str]:
 
 
 def begun(wanted: EncodingJob) -> EncodingJob:
-    """The job of a folder: a new one, or the same one gone on with.
+    """Start the job of a folder, or resume it.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def begun(wanted: EncodingJob) -> EncodingJob:
 
 
 def _begin(job: EncodingJob) -> None:
-    """Write the plan and, after it, the job; unless another has begun it meanwhile.
+    """Write the plan, then the job, unless another process has meanwhile.
 
     Listing a source takes long, and the command may have been started twice.
     """
@@ -134,11 +134,11 @@ def _begin(job: EncodingJob) -> None:
 
 
 class _BegunElsewhere(Exception):
-    """The plan of another counts."""
+    """Another process has written the plan."""
 
 
 def _is_beginning(folder: Path) -> bool:
-    """Whether there is nothing yet but what was left when the listing was cut short."""
+    """Whether the folder has nothing but the remains of an interrupted listing."""
     if not folder.is_dir():
         return False
     for inside in folder.iterdir():
@@ -149,7 +149,7 @@ def _is_beginning(folder: Path) -> bool:
 
 
 def load(folder: Path) -> EncodingJob:
-    """The job that a folder was begun with."""
+    """The job of a folder."""
     try:
         told = json.loads((folder / JOB).read_text(encoding="utf-8"))
         if told["format"] != FORMAT or told["version"] != VERSION:

@@ -1,4 +1,4 @@
-"""Blocks of a job, encoded here, by processes of this machine, or by actors on Ray."""
+"""Runs a job in this process, in several processes, or in actors on Ray."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from anytimecl.scale.encoding.blocks import BlockEncoder, Done
 from anytimecl.scale.encoding.job import BlockPlace, EncodingJob, load
 from anytimecl.scale.leaf_host import connect_ray, import_ray
 
-AHEAD = 2  # blocks that wait for each process, so that none is idle
-PATIENT = {"OMP_WAIT_POLICY": "passive"}  # threads that wait leave the core to other processes
-PIECES = 20  # tasks for each actor: Ray Data hands on what is left where others are slow
+AHEAD = 2  # queued blocks for each process, so that none is idle
+PATIENT = {"OMP_WAIT_POLICY": "passive"}  # waiting threads leave the core to other processes
+PIECES = 20  # tasks for each actor, so that Ray Data can balance the load
 
 
 def missing(job: EncodingJob) -> list[BlockPlace]:
@@ -31,7 +31,7 @@ def missing(job: EncodingJob) -> list[BlockPlace]:
 def here(
     job: EncodingJob, places: Sequence[BlockPlace], *, device: str = "cpu", batch: int = 1
 ) -> Iterator[Done]:
-    """In this process, one after the other."""
+    """Encode blocks in this process."""
     encoder = BlockEncoder(job, device=device, batch=batch)
     for place in places:
         yield encoder(place)
@@ -45,7 +45,7 @@ def in_processes(
     device: str = "cpu",
     batch: int = 1,
 ) -> Iterator[Done]:
-    """By processes of this machine, each with a model and one thread of its own."""
+    """Encode blocks in processes of this machine, each with a model and one thread."""
     left = iter(places)
     told = str(job.folder), device, batch, torch.get_num_threads()
     spawn = multiprocessing.get_context("spawn")
@@ -72,7 +72,7 @@ def in_processes(
 
 @contextmanager
 def _environment(more: Mapping[str, str]) -> Iterator[None]:
-    """For processes that begin meanwhile; what the user has set stays."""
+    """Environment variables for new processes; the user's values have precedence."""
     own = {name: value for name, value in more.items() if name not in os.environ}
     os.environ.update(own)
     try:
@@ -86,11 +86,11 @@ _encoder: BlockEncoder | None = None
 
 
 def _begin(folder: str, device: str, batch: int, threads: int) -> None:
-    """A process of the pool starts.
+    """Initialise a process of the pool.
 
-    Its trunk has one thread, since the processes share the cores; its tokens are the same with any
-    number. A codec's sums are not: they have as many `threads` as `learn` would have, `PATIENT`
-    ones, since threads that wait busily for each other would keep other processes from the cores.
+    Its trunk has one thread, since the processes share the cores; tokens do not depend on that. A
+    codec's sums do, so it has as many `threads` as `learn` would have. They are `PATIENT`, since
+    busy-waiting would take cores from other processes.
     """
     global _encoder
     torch.set_num_threads(1)
@@ -104,13 +104,13 @@ def _encode(place: BlockPlace) -> Done:
 
 
 class RayEncoder:
-    """What runs in an actor of Ray Data."""
+    """The Ray Data actor."""
 
     def __init__(self, folder: str, device: str, batch: int, threads: int) -> None:
         _begin(folder, device, batch, threads)
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
-        """Places, as columns, to what became of them, as columns."""
+        """Encode blocks; places and results are columns."""
         places = zip(*(rows[name].tolist() for name in BlockPlace._fields), strict=True)
         done = [_encode(BlockPlace(*place)) for place in places]
         return {name: [getattr(one, name) for one in done] for name in Done._fields}
@@ -127,7 +127,7 @@ def on_ray(
     cpus: float = 1.0,
     gpus: float = 0.0,
 ) -> Iterator[Done]:
-    """By actors of Ray Data, each on `cpus` cores and `gpus` GPUs; every node needs the folder."""
+    """Encode in Ray Data actors with `cpus` cores and `gpus` GPUs each; all need the folder."""
     connect_ray(import_ray(), address)
     import ray.data
 

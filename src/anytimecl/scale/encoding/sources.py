@@ -1,4 +1,4 @@
-"""Where labelled images come from, cut into blocks that can be read apart from each other."""
+"""Sources of labelled images, divided into blocks that can be read independently."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRAIN = "train"
 
 
 class Picture(NamedTuple):
-    """An image as it was read."""
+    """An image read from a source."""
 
     name: str  # as its owner knows it
     label: str | None
@@ -29,24 +29,24 @@ class Block(NamedTuple):
     """Images that are read, encoded and written together."""
 
     images: int
-    what: Any  # JSON: the source that made it finds them by it
+    what: Any  # JSON: the source's references to them
 
 
 class Source(Protocol):
-    """Images with their labels, in an order that is always the same."""
+    """Images with labels, in a deterministic order."""
 
     def blocks(self, size: int) -> Iterator[Block]:
-        """All of them; no image is read yet."""
+        """List all images, without reading them."""
         ...
 
     def read(self, what: Any) -> Iterator[Picture]:
-        """The images of one block."""
+        """Read the images of a block."""
         ...
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a source is read."""
+    """Options for reading a source."""
 
     split: str | None = None  # of folders; None: train, where there is one
     shuffle: int | None = None  # the seed of a random order; None: as they lie
@@ -85,7 +85,7 @@ def open_source(address: str, reading: Reading) -> Source:
 
 
 def _store(address: str) -> tuple[Any, str]:
-    """The file system of an address, and the path in it."""
+    """The fsspec file system of an address, and the path in it."""
     import fsspec
 
     try:
@@ -96,7 +96,7 @@ def _store(address: str) -> tuple[Any, str]:
 
 
 def _names(fs: Any, root: str) -> list[str]:
-    """Every file below a root, or that a pattern matches, in order of its path."""
+    """All files below a root or matching a pattern, sorted by path."""
     try:
         if any(letter in root for letter in "*?["):
             found = [name for name in fs.glob(root) if not fs.isdir(name)]
@@ -112,7 +112,7 @@ def _names(fs: Any, root: str) -> list[str]:
 
 
 def chosen_split(splits: Iterable[str | None], wanted: str | None, where: object) -> str | None:
-    """The split asked for; train unless another is, where there is one."""
+    """The split to use; by default train, if there is one."""
     known = sorted({split for split in splits if split is not None})
     if wanted is None:
         return TRAIN if TRAIN in known else None
@@ -123,17 +123,17 @@ def chosen_split(splits: Iterable[str | None], wanted: str | None, where: object
 
 
 class _Listed:
-    """Images that are listed one by one: a block is a list of what finds each."""
+    """A source whose blocks are lists of references to single images."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
 
     def listed(self) -> list[list[Any]]:
-        """What finds each image, in order."""
+        """References to all images, in order."""
         raise NotImplementedError
 
     def blocks(self, size: int) -> Iterator[Block]:
-        """So many images each."""
+        """Blocks of `size` images."""
         rest = self.listed()
         if self._reading.shuffle is not None:
             random.Random(self._reading.shuffle).shuffle(rest)

@@ -1,1 +1,1 @@
-"""Predictions on Ray Serve: encoders and answering replicas, as many as there is work for."""
+"""Predictions on Ray Serve, with autoscaled replicas for encoding and answering."""

@@ -1,6 +1,6 @@
-"""What runs in the replicas: encoders, whoever keeps what answers, and those who answer.
+"""The replicas: encoders, the keeper of the model's state, and the HTTP front ends.
 
-None of it knows of Ray but through the handles it is given, which are called as Ray Serve's are:
+Independent of Ray except for the handles that they get, which are called as
 `await handle.method.remote(...)`.
 """
 
@@ -47,7 +47,7 @@ NOBODY = "No encoder can be reached at the moment; ask again."
 
 @dataclass(frozen=True)
 class ServedMemory:
-    """What is served, as every replica is told."""
+    """Configuration of all replicas."""
 
     folder: str
     model: str | None = None  # None: the memory's own
@@ -58,7 +58,7 @@ class ServedMemory:
 
 
 def served_model(served: ServedMemory, device: str = "cpu") -> Backbone:
-    """The model of a memory."""
+    """Load the model of a memory."""
     torch.set_num_threads(served.threads)
     meta = stored_meta(Path(served.folder))
     if meta is None:
@@ -73,14 +73,14 @@ def served_model(served: ServedMemory, device: str = "cpu") -> Backbone:
 
 
 class EncoderHost:
-    """Images to tokens and labels to vectors: all that needs the large part of a model."""
+    """Encodes images and embeds labels, with the trunk and the text encoder."""
 
     def __init__(self, served: ServedMemory, device: str = "cpu") -> None:
         self._backbone = served_model(served, device)
         self._one_at_a_time = asyncio.Lock()  # each takes all threads that there are
 
     async def encode_batch(self, pixels: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Pixels [3, height, width] of some images to the tokens [token, width] of each."""
+        """Encode a batch of pixels [3, height, width] to tokens [token, width] each."""
         async with self._one_at_a_time:
             return await asyncio.to_thread(self._encode, pixels)
 
@@ -96,14 +96,13 @@ class EncoderHost:
             return found.cpu().numpy()
 
     def check_health(self) -> None:
-        """It answers; whoever cannot is not asked."""
+        """Passes if the replica answers."""
 
 
 class KeeperHost:
-    """Takes what answers from the memory, whenever more was learned, and hands it on.
+    """Loads the model's state from the memory when it has changed, and distributes it.
 
-    `share` puts it where everybody finds it (Ray's object store), so that it is sent to each node
-    once.
+    `share` puts it into Ray's object store, so that it is sent to each node once.
     """
 
     def __init__(self, served: ServedMemory, share: Callable[[AnswerState], Any]) -> None:
@@ -114,7 +113,7 @@ class KeeperHost:
         self._look()
 
     async def latest(self, known: int) -> tuple[int, list[Any]]:
-        """The event that it is of, and where it is found, unless it is the one that is known."""
+        """The event of the current state, and references to it unless the event is `known`."""
         await asyncio.to_thread(self._look)
         return self._event, [] if known == self._event else [self._shared]
 
@@ -128,19 +127,19 @@ class KeeperHost:
                 self._shared, self._event = self._share(state), last
 
     def check_health(self) -> None:
-        """It answers."""
+        """Passes if the replica answers."""
 
 
 @dataclass(frozen=True)
 class Encoders:
-    """The encoders as an answering replica reaches them."""
+    """Client of the encoders, for an answering replica."""
 
     handle: Any
     busy: tuple[type[Exception], ...] = ()  # errors that say that too many wait
     lost: tuple[type[Exception], ...] = (ConnectionError,)  # that no encoder answered
 
     async def tokens(self, pixels: Sequence[Tensor]) -> list[NDArray[Any]]:
-        """Of each image; images of several replicas are encoded together."""
+        """Tokens of each image; requests of several replicas are batched."""
         return await self._told(
             asyncio.gather(*(self.handle.encode.remote(one.numpy()) for one in pixels))
         )
@@ -148,7 +147,7 @@ class Encoders:
     async def embedded(
         self, labels: Sequence[str], templates: Sequence[str] | None
     ) -> NDArray[Any]:
-        """Of labels, unit vectors [label, dim]."""
+        """Unit embeddings of labels, [label, dim]."""
         chosen = None if templates is None else list(templates)
         return await self._told(self.handle.embedded.remote(list(labels), chosen))
 
@@ -162,19 +161,19 @@ class Encoders:
 
 
 class RemoteLabels:
-    """Labels embedded at the encoders, for threads that may wait."""
+    """Blocking client for embedding labels."""
 
     def __init__(self, encoders: Encoders, loop: asyncio.AbstractEventLoop) -> None:
         self._encoders, self._loop = encoders, loop
 
     def __call__(self, labels: Sequence[str], templates: Sequence[str] | None) -> Tensor:
-        """Unit vectors [label, dim]."""
+        """Unit embeddings [label, dim]."""
         asked = self._encoders.embedded(labels, templates)
         return torch.tensor(asyncio.run_coroutine_threadsafe(asked, self._loop).result())
 
 
 class RemoteIntake(Intake):
-    """An intake whose trunk is elsewhere: encoders make batches of what all replicas send them."""
+    """An intake that encodes remotely; encoders batch the requests of all replicas."""
 
     def __init__(self, backbone: Backbone, options: Options, encoders: Encoders) -> None:
         super().__init__(backbone, options)
@@ -192,7 +191,7 @@ class RemoteIntake(Intake):
 
 
 class AnswerHost:
-    """The service's own HTTP API, answered from a state that is shared; nothing is learned here."""
+    """The service's HTTP API for predictions, from the shared state."""
 
     def __init__(self, served: ServedMemory, encoders: Encoders, keeper: Any) -> None:
         torch.set_num_threads(served.threads)
@@ -203,7 +202,7 @@ class AnswerHost:
         self._following: asyncio.Task[None] | None = None
 
     async def begin(self, fetch: Callable[[Any], Any]) -> None:
-        """Have something to answer with; `fetch` waits for what the keeper shares."""
+        """Load the first state; `fetch` retrieves what the keeper shares."""
         self._fetch = fetch
         self._labels = RemoteLabels(self._encoders, asyncio.get_running_loop())
         classifier = await self._newer(-1)
@@ -224,7 +223,7 @@ class AnswerHost:
         return found
 
     async def _follow(self, engine: Engine) -> None:
-        """What was learned meanwhile counts from the next question on."""
+        """Follow changes of the state."""
         known = cast("SnapshotClassifier", engine.classifier).event
         while True:
             await asyncio.sleep(self._served.every)
@@ -238,7 +237,7 @@ class AnswerHost:
                 engine.intake.backbone = newer.backbone
 
     def app(self) -> ASGIApp:
-        """The same app as a single service's."""
+        """The app of a single service."""
         assert self._memories is not None
         file = self._served.tokens
         tokens = read_tokens(None if file is None else Path(file), os.environ)
@@ -250,14 +249,14 @@ class AnswerHost:
         return create_app(self._memories, tokens)
 
     def check_health(self) -> None:
-        """An error if this replica should be replaced."""
+        """Raises if this replica should be replaced."""
         if self._memories is None or not self._memories.default.intake.alive:
             raise AnytimeError("It does not answer any more.")
         if self._following is None or self._following.done():
             raise AnytimeError("It hears of nothing new any more.")
 
     async def end(self) -> None:
-        """Nobody asks any more."""
+        """Shut down."""
         if self._following is not None:
             self._following.cancel()
             with suppress(asyncio.CancelledError):
@@ -265,5 +264,5 @@ class AnswerHost:
 
 
 def tokens_of(file: Path | None) -> AccessTokens:
-    """Those set here, by whoever starts it."""
+    """Access tokens, from a file and the environment."""
     return read_tokens(file, os.environ)

@@ -1,4 +1,4 @@
-"""A memory's predictions on Ray Serve."""
+"""Serving a memory's predictions on Ray Serve."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Replicas = tuple[int, int]  # at least, at most
 
 
 def import_serve() -> Any:
-    """Ray Serve, or an error that says how to get it."""
+    """Import Ray Serve; raises an error with advice if it is missing."""
     import_ray()
     try:
         from ray import serve
@@ -41,7 +41,7 @@ def import_serve() -> Any:
 
 
 class Planned(NamedTuple):
-    """What is to run."""
+    """The deployment plan."""
 
     served: ServedMemory
     encoders: Replicas
@@ -51,7 +51,7 @@ class Planned(NamedTuple):
 
 
 def planned(args: Mapping[str, Any]) -> Planned:
-    """What arguments of `application` mean; an error if they make no sense."""
+    """Parse and validate the arguments of `application`."""
     given = dict(args)
     encoders, answerers = (
         _replicas(str(given.pop(name, "1"))) for name in ("encoders", "answerers")
@@ -84,14 +84,14 @@ def application(args: dict[str, Any]) -> Any:
     ray = import_ray()
 
     class Encoder(EncoderHost):
-        """Images of all answering replicas meet here."""
+        """Batches images of all answering replicas."""
 
         @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)  # type: ignore[untyped-decorator]
         async def encode(self, pixels: list[Any]) -> list[Any]:
             return await self.encode_batch(pixels)
 
     class Keeper(KeeperHost):
-        """One looks at the memory for all."""
+        """Watches the memory, for all replicas."""
 
         def __init__(self, served: ServedMemory) -> None:
             super().__init__(served, ray.put)

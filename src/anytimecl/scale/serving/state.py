@@ -1,7 +1,7 @@
-"""All of a memory that answers need, without its examples: what travels to whoever answers.
+"""The state of a classifier that predictions need, without examples, for distribution to replicas.
 
-A memory of a million examples is some 4 GB; what its answers come from is the weights, what the
-experts know, the labels with their vectors, and a digest of each image that was taught.
+A memory of a million examples is some 4 GB; predictions need only the weights, the experts' state,
+the label embeddings, and a digest of each learned image.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from anytimecl.serve.problems import Problem
 from anytimecl.settings import Settings
 
 EmbedLabels = Callable[[Sequence[str], Sequence[str] | None], Tensor]  # as `Backbone` does
-MOMENTS = "first.", "second."  # what learning needs beside the weights, and answering does not
+MOMENTS = "first.", "second."  # moments of the optimiser, which predictions do not need
 ELSEWHERE = (
     "This service answers from a copy of what was learned, without the examples: ask the service "
     "that owns the memory."
@@ -40,14 +40,14 @@ ELSEWHERE = (
 
 
 class Contents(NamedTuple):
-    """The images that were taught, by digest, in order of it; of one that was twice, the newest."""
+    """Learned images, sorted by digest; of copies, the newest."""
 
     digests: NDArray[np.int64]  # [image]
-    labels: NDArray[np.int32]  # [image], as numbers of `names`
+    labels: NDArray[np.int32]  # [image], indices into `names`
     names: list[str]
 
     def find(self, digest: int) -> str | None:
-        """The label that an image was taught under."""
+        """The label of a learned image."""
         at = int(np.searchsorted(self.digests, digest))
         if at < len(self.digests) and self.digests[at] == digest:
             return self.names[int(self.labels[at])]
@@ -56,15 +56,15 @@ class Contents(NamedTuple):
 
 @dataclass(frozen=True)
 class AnswerState:
-    """What answers, as of one event of a memory: plain values and arrays that nobody changes."""
+    """The state of a classifier at one event of its memory, as immutable values and arrays."""
 
     event: int
     settings: str
     spec: dict[str, Any]
     templates: tuple[str, ...]
-    counts: dict[str, int]  # of the examples of each label
-    model: dict[str, Any]  # what of the model is small
-    arrays: dict[str, NDArray[Any]] = field(repr=False)  # and what is large
+    counts: dict[str, int]  # examples by label
+    model: dict[str, Any]  # `Model.plain`
+    arrays: dict[str, NDArray[Any]] = field(repr=False)  # `Model.tensors`
     tail: dict[str, NDArray[Any]] = field(repr=False)
     prior: dict[str, NDArray[Any]] | None = field(repr=False)
     vectors: NDArray[np.float32] = field(repr=False)  # [label, dim], of the labels in `counts`
@@ -72,13 +72,13 @@ class AnswerState:
 
 
 def state_of(folder: Path, backbone: Backbone) -> AnswerState:
-    """From the memory in a folder, whoever owns it meanwhile."""
+    """From the memory in a folder, which another process may own."""
     with AnytimeClassifier.open(folder, model=backbone, read_only=True) as classifier:
         return taken_from(classifier)
 
 
 def taken_from(classifier: AnytimeClassifier) -> AnswerState:
-    """What a classifier would answer with now."""
+    """The current state of a classifier."""
     saved = classifier._trainer.checkpoint()
     known = set(saved.state["labels"])
     counts = {name: n for name, n in classifier.memory.labels().items() if name in known}
@@ -126,20 +126,20 @@ def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
 
 
 def _tensors(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
-    """Copies, since what others share must not be written to."""
+    """Copies, since shared arrays must not be modified."""
     return {name: torch.tensor(value) for name, value in arrays.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class SharedBackbone(Backbone):
-    """A model whose images are encoded elsewhere, and which knows some labels from the start."""
+    """A model whose trunk and text encoder are remote, with cached label embeddings."""
 
     shared: dict[str, int] = field(default_factory=dict, repr=False)  # label -> row
     vectors: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)  # [row, dim]
-    embed: EmbedLabels | None = field(default=None, repr=False)  # where the text side is
+    embed: EmbedLabels | None = field(default=None, repr=False)  # the remote text encoder
 
     def embed_labels(self, labels: Sequence[str], templates: Sequence[str] | None = None) -> Tensor:
-        """Unit vectors [label, dim]; others are asked about labels that are new here."""
+        """Unit embeddings [label, dim]; new labels are embedded remotely."""
         new = [label for label in labels if label not in self.shared]
         if not new:
             return self.vectors[[self.shared[label] for label in labels]]
@@ -156,7 +156,7 @@ class SharedBackbone(Backbone):
 
 
 class SnapshotMemory:
-    """What is left of a memory where there are no examples: labels, and images known again."""
+    """A memory without examples: label counts and digests only."""
 
     path = None
     read_only = True
@@ -168,15 +168,15 @@ class SnapshotMemory:
         self._counts, self._contents = state.counts, state.contents
 
     def labels(self) -> dict[str, int]:
-        """How many examples each label has, in order of first appearance."""
+        """Number of examples of each label, in order of first appearance."""
         return dict(self._counts)
 
     def ids(self, label: str | None = None) -> Iterator[tuple[int, str]]:
-        """No example is here."""
+        """Empty, since there are no examples."""
         return iter(())
 
     def find_content(self, digest: int) -> tuple[int, str] | None:
-        """The label of an image with these tokens; its number is nobody's business here."""
+        """The label of an image with these tokens; its id is not known here."""
         label = self._contents.find(digest)
         return None if label is None else (0, label)
 
@@ -184,15 +184,15 @@ class SnapshotMemory:
         return sum(self._counts.values())
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever needs the examples."""
+        """Raises for methods that need the examples."""
         raise Problem(409, ELSEWHERE)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
 
 class _Answers(NamedTuple):
-    """As much of a trainer as answers need."""
+    """The part of a trainer that predictions need."""
 
     model: Model
     backbone: Backbone
@@ -208,7 +208,7 @@ class _Answers(NamedTuple):
 
 
 class SnapshotClassifier(Predicting):
-    """A classifier that answers from a state, as the one that it was taken from would."""
+    """A classifier that predicts from a state exactly as the original one."""
 
     stats = AnytimeClassifier.stats
 
@@ -240,21 +240,21 @@ class SnapshotClassifier(Predicting):
         self._last_asked = None
 
     def __len__(self) -> int:
-        """Examples that it was learned from."""
+        """Number of learned examples."""
         return len(self.memory)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else a classifier does needs the examples."""
+        """Raises for methods that need the examples."""
         if name.startswith("_"):
             raise AttributeError(name)
         raise Problem(409, ELSEWHERE)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
 
 def _with_moments(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """As a checkpoint has them; nothing is learned here, so they are all zero."""
+    """With zero moments, for the checkpoint's format."""
     weights = {n.removeprefix("weights."): t for n, t in tensors.items() if n.startswith("weights")}
     nothing = {
         f"{moment}{name}": value.new_zeros(()).expand(value.shape)
