@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from tests.helpers import model
 from torch import Tensor
 
-from anytimecl.backbone import trunk
 from anytimecl.backbone.spec import TailSpec
 from anytimecl.backbone.trunk import activate, block
 from anytimecl.tail import TailInput, Tokens, embed, look, normalise
@@ -240,49 +239,3 @@ def test_only_the_last_block_reads_compressed_tokens(kind: str) -> None:
     seen = TailInput(cls, low_rank(cls, backbone.spec.tokens, 1)[0])
     with pytest.raises(AssertionError, match="only the last block"):
         embed(backbone.tail, spec, seen)
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_one_image_comes_out_the_same_where_threads_share_its_products(
-    monkeypatch: pytest.MonkeyPatch, threads: int
-) -> None:
-    backbone = model()
-    tokens = torch.randn(1, 17, backbone.spec.tail.width)
-    shared: list[int] = []
-    halves = trunk._halves
-
-    def counted(x: Tensor, weight: Tensor) -> Tensor:
-        shared.append(len(weight))
-        return halves(x, weight)
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.no_grad(), monkeypatch.context() as patch:
-            patch.setattr(trunk, "_in_halves", lambda x, weight: False)
-            whole = embed(backbone.tail, backbone.spec.tail, tokens)
-        trunk._halves_alike.cache_clear()
-        monkeypatch.setattr(trunk, "_halves", counted)
-        with torch.no_grad():
-            assert torch.equal(embed(backbone.tail, backbone.spec.tail, tokens), whole)
-        assert bool(shared) == (threads > 1)
-        shared.clear()
-        embed(backbone.tail, backbone.spec.tail, tokens)
-        assert not shared  # gradients are autograd's own
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_a_product_that_rounds_otherwise_in_halves_is_left_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    trunk._halves_alike.cache_clear()
-    monkeypatch.setattr(trunk, "_halves", lambda x, weight: x @ weight.T + 1e-3)
-    try:
-        with torch.no_grad():
-            assert not trunk._in_halves(torch.randn(1, 32), torch.randn(64, 32))
-    finally:
-        trunk._halves_alike.cache_clear()
-        torch.set_num_threads(before)

@@ -78,36 +78,8 @@ def norm(params: Mapping[str, Tensor], name: str, x: Tensor, eps: float) -> Tens
 
 
 def _linear(params: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
-    weight, bias = params[name + ".weight"], params.get(name + ".bias")  # DINOv3's keys have none
-    if len(x) == 1 and bias is not None and _in_halves(x, weight):
-        return _halves(x, weight) + bias
-    return F.linear(x, weight, bias)
-
-
-def _halves(x: Tensor, weight: Tensor) -> Tensor:
-    """[1, width] times a weight, whose rows two threads share: `F.linear` takes one for one row."""
-    rows, width = weight.shape
-    return torch.bmm(x.expand(2, 1, -1), weight.view(2, rows // 2, width).mT).view(1, rows)
-
-
-def _in_halves(x: Tensor, weight: Tensor) -> bool:
-    """Whether `_halves` is for these, saves time here and gives the same bits as `F.linear`."""
-    threads = torch.get_num_threads()
-    if threads == 1 or torch.is_grad_enabled() or x.ndim != 2 or x.dtype != torch.float32:
-        return False
-    whole = weight.device.type == "cpu" and weight.is_contiguous() and len(weight) % 2 == 0
-    return whole and _halves_alike(*weight.shape, threads, weight.data_ptr() % 64)
-
-
-@lru_cache(maxsize=64)
-def _halves_alike(rows: int, width: int, threads: int, start: int) -> bool:
-    """It is tried, as nothing says how a library adds up: on noise that `start`s as the weight."""
-    random = torch.Generator().manual_seed(0)
-    room = torch.randn(rows * width + 16, generator=random)
-    at = (start - room.data_ptr()) % 64 // 4
-    weight = room[at : at + rows * width].view(rows, width)
-    x, bias = torch.randn(1, width, generator=random), torch.randn(rows, generator=random)
-    return torch.equal(_halves(x, weight) + bias, F.linear(x, weight, bias))
+    # DINOv3's keys have no bias.
+    return F.linear(x, params[name + ".weight"], params.get(name + ".bias"))
 
 
 def _layer_scale(params: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
