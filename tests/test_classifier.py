@@ -1316,10 +1316,43 @@ def test_the_blend_may_change_from_opening_to_opening(tmp_path: Path) -> None:
         assert classifier.settings.blend == "ocw"
 
 
-@pytest.mark.parametrize("wrong", [{"codec": "x"}, {"sampler": "x"}, {"blend": "x"}, {"eta": 1.0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"codec": "x"},
+        {"sampler": "x"},
+        {"blend": "x"},
+        {"eta": 1.0},
+        {"eta": "0.9"},
+        {"learner": {"batch": 4}},
+        {"templates": "a photo of {}"},
+    ],
+)
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=str(next(iter(wrong.values())))):
         Settings(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"templates": ["a photo"]},
+        {"sampler": {"name": "frequency_weighted", "options": {"xi": "0.9"}}},
+        {"codec": {"name": "pca-image", "options": {"components": "8"}}},
+    ],
+)
+def test_what_a_memory_could_never_be_opened_with_makes_none(
+    wrong: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"holds \{\} once|cannot be made with"):
+        opened(tmp_path / "m", settings=settings(**wrong))
+    assert not (tmp_path / "m").exists()
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    learner = dataclasses.replace(FAST, batch=np.int64(6), lr=np.float32(0.5))
+    chosen = settings(seed=np.int64(3), learner=learner)
+    assert Settings.from_json(chosen.to_json()) == chosen
 
 
 def test_settings_survive_json() -> None:

@@ -181,6 +181,7 @@ def test_unknown_names_and_options_are_named() -> None:
         ({"sampler": {"name": "fifo", "options": {"size": 1}}}, "'fifo' takes no options"),
         ({"codec": {"name": "attention-pca", "options": {"budgt": 1}}}, "'budget' meant"),
         ({"codec": {"name": "fifo", "option": {}}}, "is given as"),
+        *(({"codec": wrong}, "A codec is given as a name, .*, not ") for wrong in (None, 5, b"x")),
         ({"sampler": {"name": "frequency_weighted", "options": {"xi": {1}}}}, "plain JSON"),
         ({"blend": "best"}, "There is no blend 'best'. There are: pool, ocw"),
         ({"experts": ["gaussian"]}, "no expert 'gaussian'"),

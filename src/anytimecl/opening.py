@@ -13,12 +13,15 @@ from anytimecl.backbone import load as load_backbone
 from anytimecl.backbone.prior import Prior
 from anytimecl.backbone.repository import pinned
 from anytimecl.backbone.spec import differences
+from anytimecl.backbone.text import check_templates
+from anytimecl.blend import BLENDS
 from anytimecl.codec import ImageBytes, default_codec, make_codec
 from anytimecl.errors import PartError, StoreError
 from anytimecl.files import replacing, shown
 from anytimecl.memory import STORES, Store
 from anytimecl.memory.opening import stored_meta
 from anytimecl.registry import Choice, Named
+from anytimecl.sampling import SAMPLERS
 from anytimecl.settings import Settings
 
 STORE = "store.json"  # in the folder of a memory that is not of ours
@@ -47,8 +50,7 @@ def opened(
     if backbone.options:
         meta["model"] = json.dumps(dict(backbone.options))
     if stored is None:
-        # Before the memory is made: what it is made with, it keeps.
-        make_codec(chosen.codec, backbone.spec, backbone.tail)
+        check_makeable(chosen, backbone)
     memory = open_store(store, folder, None if read_only else meta, read_only=read_only)
     try:
         check_same_model(memory, backbone, shown(folder) if folder else "RAM")
@@ -59,6 +61,16 @@ def opened(
         memory.close()
         raise
     return backbone, memory, agreed
+
+
+def check_makeable(chosen: Settings, backbone: Backbone) -> None:
+    """An error before a memory is made: what it is made with, it keeps."""
+    make_codec(chosen.codec, backbone.spec, backbone.tail)
+    SAMPLERS.make(chosen.sampler)
+    BLENDS.make(chosen.blend)
+    chosen.other_experts(backbone.spec.dim, backbone.prior)
+    if chosen.templates is not None:
+        check_templates(chosen.templates)
 
 
 def store_of(store: Choice[Store] | None, folder: Path | None, options: Mapping[str, Any]) -> Named:
