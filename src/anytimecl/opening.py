@@ -28,6 +28,10 @@ STORE = "store.json"  # in the folder of a memory that is not of ours
 PRIOR = "prior.safetensors"  # in the folder of a memory
 
 
+class StoreOptionError(PartError, TypeError):
+    """A store does not take an option, or needs it: an argument that is not known, or missing."""
+
+
 def opened(
     folder: Path | None,
     store: Named,
@@ -86,7 +90,7 @@ def store_of(store: Choice[Store] | None, folder: Path | None, options: Mapping[
     except PartError as error:
         if named.name not in STORES:
             raise
-        raise TypeError(str(error)) from error  # as of any argument that is not known
+        raise StoreOptionError(str(error)) from error
 
 
 def stored_in(named: Named, folder: Path | None) -> dict[str, str] | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anytimecl.errors import LabelError, ModelError, StoreError
+from anytimecl.errors import LabelError, ModelError, PartError, StoreError
 
 if TYPE_CHECKING:
     from anytimecl.backbone import Backbone
@@ -148,6 +148,8 @@ def load_model(name: str | None, meta: Mapping[str, str] | None = None) -> Backb
         return backbone.load_stored(meta, choice(name))
     try:
         return backbone.load_stored(meta)
+    except PartError:
+        raise
     except ModelError as error:
         raise ModelError(f"{error} Name it or its folder with --model.") from error
 
