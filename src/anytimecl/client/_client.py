@@ -469,6 +469,11 @@ class Client:
         -------
         str
             The token, which is shown only now.
+
+        Raises
+        ------
+        TypeError
+            The memories are one text.
         """
         if isinstance(memories, str):
             raise TypeError(f"Memories come as a list of names: write [{memories!r}].")
