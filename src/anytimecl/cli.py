@@ -5,6 +5,7 @@ Heavy imports wait inside the commands, so that `anytimecl --help` answers at on
 
 from __future__ import annotations
 
+import errno
 import os
 import warnings
 from importlib.metadata import PackageNotFoundError
@@ -51,6 +52,8 @@ COMMANDS = (
     demo,
 )
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a write, which does not say to which file
+
 
 class _Group(TyperGroup):
     """Shows errors and warnings as lines for people; `--debug` shows where they come from."""
@@ -66,9 +69,10 @@ class _Group(TyperGroup):
                 typer.secho(in_options(str(error)), fg="red", err=True)
                 raise typer.Exit(2) from error
             except OSError as error:  # a disk that is full or read-only, a file where a folder goes
-                if error.filename is None:
+                if error.filename is None and error.errno not in FULL:
                     raise
-                typer.secho(f"{error.filename}: {reason(error)}.", fg="red", err=True)
+                where = error.filename or "What was to be written"
+                typer.secho(f"{where}: {reason(error)}.", fg="red", err=True)
                 raise typer.Exit(2) from error
 
 
