@@ -318,7 +318,7 @@ class Predicting:
             try:
                 found = self.memory.find_content(digest_of(own))
             except StoreError:  # closed, or damaged: predict without it
-                return opinions
+                break
             if found is None:
                 continue
             place = place or {label: at for at, label in enumerate(labels)}

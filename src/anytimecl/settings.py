@@ -75,7 +75,7 @@ class LearnerConfig:
     offline_batch: int = 2048
     offline_lr: float = 6e-4
     offline_least_lr: float = 1e-6
-    imprint: float = 0.0
+    imprint: float = 1.0
     tune: Literal["block", "classifier", "both"] = "block"
     precision: Precision = "auto"
 
