@@ -1,6 +1,6 @@
-"""The command line: what it offers as a whole; each command lives in `anytimecl.commands`.
+"""The command line; each command is in `anytimecl.commands`.
 
-Heavy imports wait inside the commands, so that `anytimecl --help` answers at once.
+Heavy imports are inside the commands, so that `anytimecl --help` is fast.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ COMMANDS = (
 
 
 class _Group(TyperGroup):
-    """Shows errors and warnings as lines for people; `--debug` shows where they come from."""
+    """Prints errors and warnings as plain lines; `--debug` shows the traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         if ctx.params["debug"]:
@@ -65,7 +65,7 @@ class _Group(TyperGroup):
             except AnytimeError as error:
                 typer.secho(in_options(str(error)), fg="red", err=True)
                 raise typer.Exit(2) from error
-            except OSError as error:  # a disk that is full or read-only, a file where a folder goes
+            except OSError as error:  # e.g. a full disk, or a file in place of a folder
                 if error.filename is None:
                     raise
                 typer.secho(f"{error.filename}: {reason(error)}.", fg="red", err=True)
@@ -80,7 +80,7 @@ def _tell(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """A warning for people, without the line of code that gave it."""
+    """Print a warning without its source line."""
     typer.secho(f"Warning: {message}", fg="yellow", err=True)
 
 
@@ -88,7 +88,7 @@ app = typer.Typer(
     name="anytimecl",
     cls=_Group,
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # a bug deserves its plain traceback
+    pretty_exceptions_enable=False,  # bugs show the plain traceback
 )
 
 
@@ -108,7 +108,7 @@ def options(
     """Image classification that learns from every single correction, and never forgets."""
     if outside:
         before = filter(None, [os.environ.get(IMPORT)])
-        os.environ[IMPORT] = os.pathsep.join([*before, *outside])  # its processes have it, too
+        os.environ[IMPORT] = os.pathsep.join([*before, *outside])  # subprocesses inherit it
 
 
 @app.command()

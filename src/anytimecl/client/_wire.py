@@ -1,4 +1,4 @@
-"""Requests to a service: sent again where that is safe, with the standard library alone."""
+"""HTTP requests with retries where that is safe, with the standard library alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ImageFile = str | PathLike[str] | bytes
 
 
 class Wire:
-    """An address, and how patient to be with it.
+    """Sends requests to a service.
 
     >>> Wire("http://127.0.0.1:8000/", None, timeout=1, patience=1, retries=0).url
     'http://127.0.0.1:8000'
@@ -56,7 +56,7 @@ class Wire:
         return self.ask("POST", path, body, {"Content-Type": "application/json"}, once=once)
 
     def lines(self, path: str) -> list[dict[str, Any]]:
-        """Of an answer with one object a line."""
+        """Parse a response in JSON Lines."""
         found: list[dict[str, Any]] = []
 
         def take(response: http.client.HTTPResponse) -> None:
@@ -75,7 +75,7 @@ class Wire:
         once: bool = False,
         take: Take | None = None,
     ) -> dict[str, Any]:
-        """With `once`, what may have arrived is not sent again. `take` reads what is no JSON."""
+        """With `once`, never retry what may have arrived. `take` reads a non-JSON response."""
         end, lost = time.monotonic() + self._patience, 0
         while True:
             try:

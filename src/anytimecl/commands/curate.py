@@ -80,7 +80,7 @@ def examples(
 
 
 def _check_known(classifier: AnytimeClassifier, *names: str | None) -> None:
-    """An error for a label that nothing was taught, with those that may have been meant."""
+    """Raise for a label without examples, with suggestions."""
     from anytimecl.labels import clean_label
 
     known = classifier.memory.labels()
@@ -288,7 +288,7 @@ def label(
     from anytimecl.inbox import Inbox
 
     wanted = _common.read_labels(labels_text, labels_file)
-    if next(iter_images(folder), None) is None:  # told before a memory is made for nothing
+    if next(iter_images(folder), None) is None:  # checked before a memory is created
         raise no_images(folder)
     options = {"thumbnails": thumbnails}
     with _common.owning(memory, model, lambda settings: settings, **options) as classifier:
@@ -335,7 +335,7 @@ def _ask_all(inbox: Inbox, *, show: bool) -> None:
 
 
 def _dealt(inbox: Inbox, item: Item, given: str) -> Item | None:
-    """Do what was said of an image; the next one to ask about, perhaps the same."""
+    """Handle the answer for an image; returns the next image to ask about, or the same."""
     try:
         if given == "u":
             return inbox.undo()
@@ -359,7 +359,7 @@ def _dealt(inbox: Inbox, item: Item, given: str) -> Item | None:
 
 
 def _chosen(item: Item, given: str, known: Sequence[str]) -> str | None:
-    """The label that was meant; None: a slip more likely than a label, such as y or ?."""
+    """The label that was meant; None for what is probably a typing error, such as y or ?."""
     if given == "" or given.isdecimal():
         place = int(given or 1) - 1
         return item.proposals[place].label if 0 <= place < len(item.proposals) else None
@@ -369,7 +369,7 @@ def _chosen(item: Item, given: str, known: Sequence[str]) -> str | None:
 
 
 def _bulk(inbox: Inbox) -> None:
-    """Propose all that is sure, and teach it if that is wanted."""
+    """Show all confident proposals, and learn them if confirmed."""
     found = inbox.sure()
     if not found:
         typer.echo("Nothing is sure yet.", err=True)

@@ -1,4 +1,4 @@
-"""`anytimecl encode`: images to records, on as many cores, GPUs or machines as there are."""
+"""`anytimecl encode`: images to records, on many cores, GPUs or machines."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def encode(
 
 
 def _load(model: str | None, device: str) -> Backbone:
-    """The model; where the GPUs are elsewhere, as it is on a CPU."""
+    """The model; on the CPU if the GPUs are on other machines."""
     import torch
 
     from anytimecl import backbone

@@ -1,4 +1,4 @@
-"""`anytimecl memory`: look after a memory."""
+"""`anytimecl memory`: inspect, check, copy, export and import memories."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def shrink(folder: Folder) -> None:
     typer.echo(f"Gave back {_screen.size(gained)}.")
 
 
-# Out and in
+# Export and import
 
 
 @app.command("export")
@@ -152,7 +152,7 @@ def read_in(
 
 
 def _learn_what_came(to: Path, backbone: Backbone | None, meta: Mapping[str, str]) -> None:
-    """Open it once: what no checkpoint knows is learned, and a checkpoint written."""
+    """Open the memory, which learns the imported examples and writes a checkpoint."""
     from anytimecl.classifier import AnytimeClassifier
 
     try:
@@ -185,9 +185,9 @@ def turn_over(
 
     chosen = None if codec is None else _common.choice(codec)
     if chosen is not None:
-        CODECS.named(chosen)  # says what is wrong with it before a model is loaded
+        CODECS.named(chosen)  # raises before a model is loaded
     meta = _common.read_meta(folder, read_only=True)
-    # Another model has the tail that is its own: a SigLIP's has no block, and others have one.
+    # Another model has its own tail: a SigLIP's has no block, others have one.
     backbone = _load(None, meta) if model is None else _common.load_model(model)
     with (
         open_memory(folder, read_only=True) as source,

