@@ -1,4 +1,4 @@
-"""Another encoder in place of the tuned one: the paper's DINOv2 beside the original CLIP."""
+"""Another encoder as the tuned model: the paper's DINOv2 with CLIP as the original model."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from anytimecl_lab.world import World
 
 
 class PaperJointLearner(JointLearner, PaperLearner):
-    """The layer that matches dimensions learns with the block, in the paper's setting."""
+    """Trains the layer that matches dimensions with the block, in the paper's setting."""
 
 
 class BesideOriginal(EncoderStream):
-    """A stream in which "original" is the model whose labels the encoder has taken over."""
+    """A stream whose original model is not the encoder, but the model with the labels."""
 
     def __init__(self, *given: Any, seen: Tensor, paper: bool, **options: Any) -> None:
         self._seen = seen  # [example, dim], by the original model

@@ -1,4 +1,4 @@
-"""The paper's partitions: a tuned block for every part of the feature space."""
+"""The paper's partitions: a tuned block for each partition of the feature space."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from anytimecl_lab.world import World
 
 
 class PaperLeaf(LeafStream):
-    """A part in the paper's setting."""
+    """A partition in the paper's setting."""
 
     learner_type = PaperLearner
 
 
 class PaperTree(TreeStream):
-    """All of them."""
+    """The tree of partitions."""
 
     leaf_type = PaperLeaf
 
@@ -43,10 +43,10 @@ class Partitions(Method):
         )
 
     def learn(self, examples: Sequence[int]) -> None:
-        """One online step for each, by its part."""
+        """One online step per example, in its partition."""
         self.tree.learn(examples)
 
     def predict(self, tokens: Tensor | TailInput, names: Sequence[str]) -> Tensor:
-        """The default blend of the part that an image belongs to."""
+        """The default blend of each image's partition."""
         images = self.world.image_vectors(self.world.tail, tokens)
         return self.tree.answers([(tokens, images)], names, self.default)
