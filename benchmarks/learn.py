@@ -2,11 +2,11 @@
 
     python -m benchmarks.learn [--examples 1000000] [--images 30] [--files 300]
 
-1. `learn_one` on the embedded model against encoding the same image, in turns.
-2. `learn_many` from JPEG files, as `anytimecl learn` does it, against reading and encoding them
-   alone: 30 files at a time, in turns.
-3. A step of the method (draw, read, decode, update) with a thousand stored examples and with a
-   million, in turns, both on disk; ViT-B/32 sizes.
+1. `learn_one` with the embedded model, relative to encoding the same image; alternating.
+2. `learn_many` from JPEG files, as in `anytimecl learn`, relative to reading and encoding them
+   only: 30 files at a time, alternating.
+3. A step of the method (sample, read, decode, update) with a thousand stored examples and with a
+   million, alternating, both on disk; ViT-B/32 sizes.
 """
 
 from __future__ import annotations

@@ -2,16 +2,16 @@
 
     python -m benchmarks.load [--seconds 300] [--predictors 50] [--learners 2] [--parts load,...]
 
-1. Predictors alone, for a third of the time; then the same while learners teach, for the rest.
+1. Predictors alone, for a third of the time; then beside learners, for the rest.
    Prints the quantiles of both and their ratio, every status that came, and the server's RAM.
 2. A few honest clients alone, then beside the attacks of `benchmarks.hostile`, all at once and from
    the same machine. Prints what the honest ones saw, what was sent, and the server's peak of RAM.
 3. The disk is full while they predict and learn, and then has space again.
-4. The server is killed while learners teach, and started again, several times. Prints how many
+4. The server is killed during learning, and restarted, several times. Prints how many
    acknowledged examples are missing or stored twice.
-Ends with 1 if a bound does not hold: an error other than 429 (or, with a full disk, 503 for a
-lesson), a p99 over three times that without learning or attackers, more RAM than is documented, RAM
-that goes on growing, an acknowledged example that is not there exactly once.
+Exits with 1 if a bound does not hold: an error other than 429 (or, with a full disk, 503 for a
+learn request), a p99 over three times that without learning or attackers, more RAM than documented,
+RAM that keeps growing, an acknowledged example that is not stored exactly once.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
     python -m benchmarks.predict [--rounds 15] [--stored 500]
 
-1. `predict` for one image and for 32, among 100 labels that have been learned, against encoding
+1. `predict` for one image and for 32, over 100 learned labels, relative to encoding
    the same images.
-2. `consolidate`: one epoch over the stored examples, reading, decompressing and the checkpoint
-   included, against a plain epoch over as many whole tokens in RAM: every token through the block,
-   in the same portions, and torch's default AdamW.
+2. `consolidate`: one epoch over the stored examples, including reading, decoding and the
+   checkpoint, relative to a plain epoch over as many full tokens in RAM: every token through the
+   block, in the same batches, and torch's default AdamW.
 
-All take turns, so that whatever else the machine does falls on both sides.
+All alternate, so that other load on the machine affects both sides.
 """
 
 from __future__ import annotations

@@ -334,7 +334,7 @@ class Studio:
 
         return self.shelf.get("records", (codec, components, self._key(*self.train.values())), make)
 
-    # ----------------------------------------------------------- what arrives, what is asked
+    # ------------------------------------------------------------------ streams and questions
 
     def streams(self, subject: str, seed: int) -> list[list[Stage]]:
         """The stages of each stream of a run; a new model is trained for each stream."""

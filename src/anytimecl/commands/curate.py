@@ -136,8 +136,8 @@ def relabel(
 ) -> None:
     """Give stored examples another label; copies of an image change together.
 
-    A range is of those that there are in it. Ends with 1 if some number, or a whole range, is of no
-    example.
+    A range stands for the examples that exist in it. Ends with 1 if a number or a whole range
+    matches no example.
     """
     wanted = list(_ranges(numbers))
     missing = []
@@ -236,7 +236,7 @@ def labels(
 ) -> None:
     """Write all labels as CSV, JSON Lines, or folders of images.
 
-    Ends with 1 if there is no image of some example, to be put into a folder.
+    Ends with 1 if there is no image for some example, when writing folders.
     """
     from anytimecl.classifier import AnytimeClassifier
     from anytimecl.listing import Format, export_labels
@@ -281,7 +281,8 @@ def label(
 ) -> None:
     """Label images interactively, the most informative first (active learning).
 
-    Nothing is taught unasked. It goes on where it stopped.
+    Nothing is learned without confirmation. The same command resumes where it stopped.
+
     Ends with 0, also if some are left; with 1 if some image could not be read.
     """
     from anytimecl.images import iter_images

@@ -119,10 +119,11 @@ def learn(
 ) -> None:
     """Learn from a folder or zip of labelled images, one by one.
 
-    Labels and counts are printed first; where they look like a mistake, it asks. Each image is
-    durable once learned. Ctrl-C stops between two of them; the same command goes on from there,
-    since a file that was learned with the same label is passed over. A file that was moved to the
-    folder of another label gets that label.
+    Labels and counts are printed first; if they look wrong, it asks for confirmation. Each image is
+    durable once learned. Ctrl-C stops between two of them; the same command resumes, since files
+    learned before with the same label are skipped. A file that was moved to another label's folder
+    gets that label.
+
     Ends with 0 if all went well, 1 if some image could not be used, 2 if nothing was done, and 130
     after Ctrl-C.
     """
@@ -473,8 +474,8 @@ def forget(
 ) -> None:
     """Remove one example, or every example of a label, for good.
 
-    What was learned since the last checkpoint is learned again without them. What an older
-    checkpoint took from them stays in the weights until a rebuild.
+    The examples learned since the last checkpoint are learned again without them. Their effect on
+    an older checkpoint stays in the weights until a rebuild.
     """
     if (example is None) == (label is None):
         raise typer.BadParameter("Say what to forget: either --example or --label.")

@@ -181,7 +181,7 @@ def serve(
 ) -> None:
     """Serve memories over HTTP, with a web page.
 
-    Ctrl-C or SIGTERM ends it once what was begun is answered.
+    Ctrl-C or SIGTERM stops it once current requests are answered.
     """
     if show_config:
         typer.echo(_shown(context))

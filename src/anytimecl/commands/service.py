@@ -38,7 +38,7 @@ def register(main: typer.Typer) -> None:
 
 @service.command()
 def memories(url: Url = LOCAL) -> None:
-    """List the memories that the token is for."""
+    """List the memories that the token is valid for."""
     rows = [
         (one["name"], one["right"], "open" if one["open"] else "", f"{one['bytes']:,} bytes")
         for one in _client(url).memories()

@@ -50,8 +50,8 @@ def watch(
 ) -> None:
     """Learn every image that is moved or copied into a label's folder.
 
-    A file is learned when it has not changed between two looks, once for each label. What is taken
-    out of a folder stays learned: `anytimecl forget` forgets it. Ctrl-C ends it.
+    A file is learned, once per label, when it has not changed between two scans. Files removed from
+    a folder stay learned: `anytimecl forget` forgets them. Ctrl-C stops it.
     """
     if (memory is None) == (url is None):
         raise typer.BadParameter("Say what to teach: --memory or --url.")

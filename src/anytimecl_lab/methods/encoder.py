@@ -36,8 +36,9 @@ class BesideOriginal(EncoderStream):
 
 
 class JoinedEncoder(Method):
-    """The tuned model is the recipe's `encoder`, whose features a linear layer brings into the
-    label space; the original model, its estimates and OCW are as ever.
+    """The tuned model is the recipe's `encoder`, with a linear layer into the label space.
+
+    The original model, its estimates and OCW are the usual ones.
     """
 
     online = True
@@ -67,7 +68,7 @@ class JoinedEncoder(Method):
         self.stream.learn(examples)
 
     def predict(self, tokens: Tensor | TailInput, names: Sequence[str]) -> Tensor:
-        """Nothing can be said of the model's tokens alone."""
+        """Not possible from one encoder's tokens."""
         raise ModelError("This method answers from the tokens of two encoders: ask `both`.")
 
     def both(

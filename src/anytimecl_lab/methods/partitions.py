@@ -27,9 +27,10 @@ class PaperTree(TreeStream):
 
 
 class Partitions(Method):
-    """Examples find their part by the original model's image vector; one of more than `capacity`
-    examples is cut in two by k-means, and each half goes on from the whole's weights. None: one
-    model, however many examples.
+    """Partitions of the feature space, by the original model's image embedding.
+
+    A partition with more than `capacity` examples is split in two by k-means, and each half starts
+    from its weights. None: one model, however many examples.
     """
 
     online = True
