@@ -439,8 +439,8 @@ def test_none_of_these_is_no_candidate() -> None:
         taught(range(3)).predict(picture(5), [*LABELS, "None of these"])
 
 
-@pytest.mark.parametrize("threshold", [-0.1, 1.5, float("nan")])
-def test_a_threshold_is_a_probability(threshold: float) -> None:
+@pytest.mark.parametrize("threshold", [-0.1, 1.5, float("nan"), "0.5", None])
+def test_a_threshold_is_a_probability(threshold: Any) -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
         taught(range(3)).predict(picture(5), LABELS, threshold=threshold)
 
@@ -458,6 +458,53 @@ def test_a_threshold_is_a_probability(threshold: float) -> None:
 def test_what_is_no_pair_of_image_and_label_is_named(example: Any, told: str) -> None:
     with pytest.raises(TypeError, match=rf"\(image, label\).*not {told}.{{,40}}$"):
         taught(range(3)).learn_many([example])
+
+
+@pytest.mark.parametrize("labels", [[["cat", "dog"]] * 2, "cat", [["cat"]]])
+def test_a_table_is_no_list_of_labels(labels: Any) -> None:
+    """Of a data frame the names of its columns would be asked about."""
+    classifier = taught(range(3))
+    for _ in range(2):  # asked again, too
+        with pytest.raises(LabelError, match="not as ndarray"):
+            classifier.predict(picture(5), np.array(labels))
+
+
+def test_keys_and_sources_are_text(tmp_path: Path) -> None:
+    classifier = taught(range(3))
+    with pytest.raises(TypeError, match="A key is text, not int: 7"):
+        classifier.learn_many([(picture(5), "cat", 7)])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"A source is text, not .*Path"):
+        classifier.learn_one(picture(5), "cat", source=tmp_path)  # type: ignore[arg-type]
+    assert len(classifier) == 3
+
+
+def test_an_example_is_named_by_its_number() -> None:
+    classifier = taught(range(3))
+    for call in (
+        lambda wrong: classifier.forget(example_id=wrong),
+        lambda wrong: classifier.relabel(wrong, "cat"),
+        classifier.thumbnail,
+    ):
+        for wrong in ("1", [1, 2], 1.0):
+            with pytest.raises(TypeError, match="named by its number"):
+                call(wrong)
+    for unknown in (0, -1, 2**70):
+        with pytest.raises(StoreError, match="no example"):
+            classifier.forget(example_id=unknown)
+    number: Any = np.int64(2)  # as a table of examples has them
+    assert classifier.relabel(number, "new").label == "new"
+    assert classifier.forget(example_id=number) == 1
+
+
+def test_tokens_of_another_shape_are_refused() -> None:
+    classifier = taught(range(3))
+    tokens = classifier.encode(picture(5))  # one image, as `predict` takes it
+    assert torch.equal(tokens, classifier.encode([picture(5)]))
+    for wrong in (tokens[0], tokens[:, 1:], tokens.numpy()):
+        with pytest.raises(ModelError, match=r"tensor \[image, 17, 32\]"):
+            classifier.predict_tokens(wrong)
+        with pytest.raises(ModelError, match=r"tensor \[image, 17, 32\]"):
+            classifier.opinions(wrong, LABELS)
 
 
 def test_examples_come_as_the_rows_of_a_table(tmp_path: Path) -> None:
@@ -1077,6 +1124,9 @@ def test_saving_and_loading_refuse_the_wrong_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "missing").exists()
     assert list((tmp_path / "empty").iterdir()) == []
     classifier.save_pretrained(tmp_path / "empty")
+    classifier.close()
+    with pytest.raises(StoreError, match="closed"):
+        classifier.save_pretrained(tmp_path / "late")
 
 
 def test_closed_and_opened_it_goes_on_exactly(tmp_path: Path) -> None:
@@ -1316,10 +1366,43 @@ def test_the_blend_may_change_from_opening_to_opening(tmp_path: Path) -> None:
         assert classifier.settings.blend == "ocw"
 
 
-@pytest.mark.parametrize("wrong", [{"codec": "x"}, {"sampler": "x"}, {"blend": "x"}, {"eta": 1.0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"codec": "x"},
+        {"sampler": "x"},
+        {"blend": "x"},
+        {"eta": 1.0},
+        {"eta": "0.9"},
+        {"learner": {"batch": 4}},
+        {"templates": "a photo of {}"},
+    ],
+)
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=str(next(iter(wrong.values())))):
         Settings(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"templates": ["a photo"]},
+        {"sampler": {"name": "frequency_weighted", "options": {"xi": "0.9"}}},
+        {"codec": {"name": "pca-image", "options": {"components": "8"}}},
+    ],
+)
+def test_what_a_memory_could_never_be_opened_with_makes_none(
+    wrong: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"holds \{\} once|cannot be made with"):
+        opened(tmp_path / "m", settings=settings(**wrong))
+    assert not (tmp_path / "m").exists()
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    learner = dataclasses.replace(FAST, batch=np.int64(6), lr=np.float32(0.5))
+    chosen = settings(seed=np.int64(3), learner=learner)
+    assert Settings.from_json(chosen.to_json()) == chosen
 
 
 def test_settings_survive_json() -> None:

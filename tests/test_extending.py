@@ -172,7 +172,7 @@ def test_objects_are_taken_and_the_memory_asks_for_them(tmp_path: Path, outside:
         assert not differing(knowledge(classifier), before)
 
 
-def test_unknown_names_and_options_are_named() -> None:
+def test_unknown_names_and_options_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong, told in (
         (
             {"codec": "attention-pac"},
@@ -181,6 +181,7 @@ def test_unknown_names_and_options_are_named() -> None:
         ({"sampler": {"name": "fifo", "options": {"size": 1}}}, "'fifo' takes no options"),
         ({"codec": {"name": "attention-pca", "options": {"budgt": 1}}}, "'budget' meant"),
         ({"codec": {"name": "fifo", "option": {}}}, "is given as"),
+        *(({"codec": wrong}, "A codec is given as a name, .*, not ") for wrong in (None, 5, b"x")),
         ({"sampler": {"name": "frequency_weighted", "options": {"xi": {1}}}}, "plain JSON"),
         ({"blend": "best"}, "There is no blend 'best'. There are: pool, ocw"),
         ({"experts": ["gaussian"]}, "no expert 'gaussian'"),
@@ -197,6 +198,9 @@ def test_unknown_names_and_options_are_named() -> None:
         backbones.load({"name": "embedded", "options": {"blocks": 2}})
     with pytest.raises(PartError, match="nowhere cannot be imported"):
         import_outside("nowhere")
+    monkeypatch.setenv(IMPORT, "nowhere")  # and then another model is no advice
+    with pytest.raises(PartError, match=r"No module named 'nowhere'\"\)\.$"):
+        backbones.load_stored({"spec": '{"name": "lost", "tail": {"blocks": 1}}'})
 
 
 def test_a_name_is_given_once() -> None:
@@ -272,3 +276,10 @@ def test_the_command_line_imports_a_file_and_takes_options(
     refused = CliRunner().invoke(app, ["learn", "photos", "--memory", "n", "--codec", "nothing"])
     assert refused.exit_code == 2
     assert "There is no codec 'nothing'" in refused.output
+    for store, told in (
+        ("mirrored", "needs the option 'to'"),
+        ('{"name": "sqlite", "options": {"capp": 3}}', "no option 'capp'"),
+    ):
+        refused = CliRunner().invoke(app, ["learn", "photos", "--memory", "n", "--store", store])
+        assert (refused.exit_code, "Traceback" in refused.output) == (2, False)
+        assert told in refused.output

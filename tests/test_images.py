@@ -404,6 +404,10 @@ def test_errors_name_the_source_the_reason_and_the_way_out(tmp_path: Path) -> No
     assert "(array of shape (2,), type int64)" in refusal(np.array([1, 2]))
     assert "\n" not in refusal("two\nlines.png")
     assert "broken or cut short (embedded null byte)" in refusal("a\0b.png")
+    with Image.open(io.BytesIO(picture())) as image, io.BytesIO(picture()) as stream:
+        pass
+    for closed in (image, stream):
+        assert "it was closed before it was read; open it again" in refusal(closed)
     with (tmp_path / "cut.png").open("rb") as file:
         assert repr(str(path)) in refusal(file)
     closed = Image.new("L", (3, 2))

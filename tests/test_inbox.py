@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -215,3 +216,26 @@ def test_labels_as_files(tmp_path: Path, folder: Path) -> None:
     assert [line["label"] for line in lines] == ["cat", "a/b: c"]
     assert (tmp_path / "out/cat/1-00.png").read_bytes() == (folder / "00.png").read_bytes()
     assert [file.name for file in (tmp_path / "out/a_b_ c").iterdir()] == ["2-gone.webp"]
+
+
+def test_sources_that_no_file_could_be_called_are_shortened(tmp_path: Path) -> None:
+    """Who teaches from afar names them."""
+    with opened(tmp_path) as classifier:
+        for number, source in enumerate(["a\0b.png", "x" * 300 + ".png", "/", "c:d?"]):
+            classifier.learn_one(picture(number), "cat", source=source)
+        assert export_labels(classifier, tmp_path / "out", "folders") == (4, 0)
+    names = sorted(file.name for file in (tmp_path / "out/cat").iterdir())
+    assert names == ["1-a_b.webp", f"2-{'x' * 96}.webp", "3-.webp", "4-c_d_.webp"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_labels_go_where_a_link_leads_and_into_no_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "real.csv")
+    with opened(tmp_path) as classifier:
+        with pytest.raises(StoreError, match="a pipe or a device"):
+            export_labels(classifier, tmp_path / "pipe")
+        export_labels(classifier, tmp_path / "link.csv")
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "real.csv").read_text().startswith("id,label")

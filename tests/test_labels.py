@@ -40,7 +40,7 @@ def test_one_spelling(text: str, expected: str) -> None:
         (b"cat", "not text but bytes: b'cat'"),
         ("a\x00b", r"control characters: 'a\\x00b'"),
         ("a\x7fb", "control characters"),
-        ("a\ud800b", "control characters"),
+        ("a\udcffb", r"bytes that are not UTF-8: 'a\\udcffb'"),
         ("x" * (LONGEST + 1), f"has {LONGEST + 1} characters"),
     ],
 )

@@ -167,6 +167,13 @@ def test_weights_follow_the_number_of_draws(xi: float, least: float) -> None:
         assert weight == pytest.approx(slow, rel=1e-9)
 
 
+@pytest.mark.parametrize(("xi", "least"), [(1, 0.01), (0.99, 0), (float("nan"), 0.01)])
+def test_weights_that_never_reach_the_least_are_refused(xi: float, least: float) -> None:
+    with pytest.raises(ValueError, match="xi lies below 1"):
+        FrequencyWeighted(xi, least)
+    assert FrequencyWeighted(1, 1).draw(3, Random(0)) == []  # all alike
+
+
 @pytest.mark.parametrize(("xi", "least"), [(0.8, 0.1), (0.5, 0.2)])
 def test_draws_are_distributed_as_in_a_slow_simulation(xi: float, least: float) -> None:
     """Four old examples have been drawn for long when two young ones come: who is drawn next?"""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -132,7 +132,7 @@ class Opinions:
         with_other = torch.cat([tuned, other.expand(len(tuned), 1)], 1).softmax(1)
         return cls(tuned.softmax(1), original.softmax(1), with_other[:, -1], records, **said)
 
-    @property
+    @cached_property
     def seen(self) -> Tensor:
         """Whether each label is seen, [label]."""
         return torch.tensor([record.seen > 0 for record in self.records], device=self.tuned.device)
@@ -169,20 +169,26 @@ def pool(opinions: Opinions) -> Tensor:
     seen = opinions.seen
     if not seen.any():
         return opinions.original
-    said, familiar = opinions.everyone(), opinions.familiar
-    counts = opinions.column(lambda record: record.seen)
-    accuracies = opinions.column(lambda record: record.original)
-    above = None if familiar is None else opinions.above()
-    among = pooled(list(said.values()), [opinions.weights[name] for name in said], seen)
-    ratio = None if familiar is None or above is None else familiar.ratio(above)
-    # The gate compares by texts alone: only seen labels have imprinted vectors.
-    tuned = opinions.tuned if opinions.by_text is None else opinions.by_text
-    values = gate(among, tuned, opinions.original, seen, counts, accuracies, ratio)
+    said = opinions.everyone()
+    values = pooled(list(said.values()), [opinions.weights[name] for name in said], seen)
+    if not seen.all():
+        values = _gated(opinions, values)
     if opinions.copy is None or opinions.copy_of is None:
         return values
     sure = opinions.copy.unsqueeze(1)
     taught = torch.zeros_like(values).scatter(1, opinions.copy_of.unsqueeze(1), sure)
     return torch.where(seen, (1 - sure) * values + taught, values)
+
+
+def _gated(opinions: Opinions, among: Tensor) -> Tensor:
+    """Probabilities [image, label] where some labels are unseen."""
+    counts = opinions.column(lambda record: record.seen)
+    accuracies = opinions.column(lambda record: record.original)
+    familiar = opinions.familiar
+    ratio = None if familiar is None else familiar.ratio(opinions.above())
+    # The gate compares by texts alone: only seen labels have imprinted vectors.
+    tuned = opinions.tuned if opinions.by_text is None else opinions.by_text
+    return gate(among, tuned, opinions.original, opinions.seen, counts, accuracies, ratio)
 
 
 def none_of_these(opinions: Opinions) -> Tensor:

@@ -220,6 +220,8 @@ class AnytimeClassifier(Learning, Closing):
         folder = Path(folder)
         if folder.is_file() or (folder.exists() and any(folder.iterdir())):
             raise StoreError(f"{folder} is not empty: save into a new folder.")
+        if self.memory.closed:
+            raise StoreError("The memory is closed: open it again.")
         with self._learning:
             self._catch_up()
             backup(self.memory, folder)

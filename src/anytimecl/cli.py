@@ -5,6 +5,7 @@ Heavy imports are inside the commands, so that `anytimecl --help` is fast.
 
 from __future__ import annotations
 
+import errno
 import os
 import warnings
 from importlib.metadata import PackageNotFoundError
@@ -51,6 +52,8 @@ COMMANDS = (
     demo,
 )
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of writes, which do not name the file
+
 
 class _Group(TyperGroup):
     """Prints errors and warnings as plain lines; `--debug` shows the traceback."""
@@ -66,9 +69,10 @@ class _Group(TyperGroup):
                 typer.secho(in_options(str(error)), fg="red", err=True)
                 raise typer.Exit(2) from error
             except OSError as error:  # e.g. a full disk, or a file in place of a folder
-                if error.filename is None:
+                if error.filename is None and error.errno not in FULL:
                     raise
-                typer.secho(f"{error.filename}: {reason(error)}.", fg="red", err=True)
+                where = error.filename or "What was to be written"
+                typer.secho(f"{where}: {reason(error)}.", fg="red", err=True)
                 raise typer.Exit(2) from error
 
 

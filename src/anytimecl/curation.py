@@ -13,7 +13,7 @@ from anytimecl.errors import LabelTakenError, StoreError, UnknownLabelError
 from anytimecl.labels import clean_label, teachable
 from anytimecl.memory import acts
 from anytimecl.memory.contract import Event
-from anytimecl.recovery import Recovery
+from anytimecl.recovery import Recovery, number_of
 from anytimecl.trainer import Learned
 
 
@@ -63,7 +63,7 @@ class Curation(Recovery):
         LabelError
             The label cannot be used.
         """
-        label = teachable(label)
+        label, example_id = teachable(label), number_of(example_id)
         with self._learning:
             self._ready(label)
             before = self.memory.label(example_id)
@@ -201,7 +201,7 @@ class Curation(Recovery):
         StoreError
             The memory is closed or damaged.
         """
-        return self.memory.thumbnail(example_id)
+        return self.memory.thumbnail(number_of(example_id))
 
     def _taken_back(self, event: Event) -> Undone:
         if event.kind == acts.LEARN:

@@ -32,7 +32,10 @@ def clean_label(text: str, position: int | None = None) -> str:
         raise LabelError(f"{_which(position)} is empty: {_show(text)}.")
     # Cc: control characters, Cs: lone surrogates. Neither can be shown, and the second cannot even
     # be stored as UTF-8. White space controls such as the tab have become blanks above.
-    if any(unicodedata.category(character) in ("Cc", "Cs") for character in label):
+    kinds = {unicodedata.category(character) for character in label}
+    if "Cs" in kinds:  # of a folder's name in another encoding
+        raise LabelError(f"{_which(position)} has bytes that are not UTF-8: {_show(text)}.")
+    if "Cc" in kinds:
         raise LabelError(f"{_which(position)} has control characters: {_show(text)}.")
     if len(label) > LONGEST:
         raise LabelError(
@@ -54,6 +57,8 @@ def clean_labels(labels: Iterable[str], limit: int = 1_000_000) -> list[str]:
             f"instead of {_show(labels)}."
         )
     try:
+        if getattr(labels, "ndim", 1) != 1:  # iterating over a table gives its columns
+            raise TypeError
         texts = iter(labels)
     except TypeError:
         raise LabelError(

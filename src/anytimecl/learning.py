@@ -239,6 +239,8 @@ class Learning(Recording):
     def _learn(
         self, record: Record, label: str, candidates: tuple[str, ...] | None, key: str | None
     ) -> Learned:
+        _check_text("key", key)
+        _check_text("source", record.source)
         with self._learning:
             self._catch_up()
             if key is not None and (known := self._known(key, label, record)) is not None:
@@ -301,3 +303,8 @@ def _check(label: str, candidates: Sequence[str] | None) -> tuple[str, tuple[str
     if cleaned not in chosen:
         raise LabelError(f"The label {cleaned!r} is not among its candidates.")
     return cleaned, tuple(chosen)
+
+
+def _check_text(what: str, text: Any) -> None:
+    if text is not None and not isinstance(text, str):
+        raise TypeError(f"A {what} is text, not {type(text).__name__}: {reprlib.repr(text)}.")

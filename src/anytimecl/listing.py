@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 Format = Literal["csv", "jsonl", "folders"]
 COLUMNS = ("id", "label", "source", "time")
 AT_ONCE = 256
-LONGEST = 100  # characters of a folder's name
+LONGEST = 100  # characters of the name of a folder or file
+_UNSAFE = re.compile(r'[\x00-\x1f/\\:*?"<>|]')  # in a name, on some system
 
 
 class Exported(NamedTuple):
@@ -54,13 +55,15 @@ def export_labels(
     if write is None:
         raise ValueError(f'The format is "csv", "jsonl" or "folders", not {format!r}.')
     path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise StoreError(f"{path} is a pipe or a device: name a file.")
     if path.is_dir() and (format != "folders" or any(path.iterdir())):
         raise StoreError(f"{path} is a folder that is there already: choose another name.")
     if not path.parent.is_dir():
         why = f"the folder {path.parent} is not there: make it first"
         raise StoreError(f"{path} could not be written: {why}.")
     try:
-        with replacing(path) as draft:
+        with replacing(path.resolve()) as draft:  # a link stays one
             return write(clf, draft, progress)
     except OSError as error:
         raise StoreError(f"{path} could not be written: {error.strerror or error}.") from error
@@ -103,7 +106,7 @@ def _folders(clf: AnytimeClassifier, to: Path, progress: Progress | None) -> Exp
 def _put(folder: Path, example: int, row: Row, *, kept: bool) -> bool:
     """Write the example's image; returns False if there is none."""
     source = None if row.source is None else Path(row.source)
-    name = "image" if source is None else source.name
+    name = "image" if source is None else _UNSAFE.sub("_", source.name)[-LONGEST:]
     file = None if source is None else _image_in(source)
     if file is None and kept:
         [file] = ImageBytes().images([row.record])
@@ -132,7 +135,7 @@ def folder_name(label: str) -> str:
     >>> folder_name("cat/dog: which?"), folder_name("..")
     ('cat_dog_ which_', '_')
     """
-    safe = re.sub(r'[\x00-\x1f/\\:*?"<>|]', "_", label).strip(" .")[:LONGEST]
+    safe = _UNSAFE.sub("_", label).strip(" .")[:LONGEST]
     return safe or "_"
 
 

@@ -13,16 +13,23 @@ from anytimecl.backbone import load as load_backbone
 from anytimecl.backbone.prior import Prior
 from anytimecl.backbone.repository import pinned
 from anytimecl.backbone.spec import differences
+from anytimecl.backbone.text import check_templates
+from anytimecl.blend import BLENDS
 from anytimecl.codec import ImageBytes, default_codec, make_codec
 from anytimecl.errors import PartError, StoreError
 from anytimecl.files import replacing, shown
 from anytimecl.memory import STORES, Store
 from anytimecl.memory.opening import stored_meta
 from anytimecl.registry import Choice, Named
+from anytimecl.sampling import SAMPLERS
 from anytimecl.settings import Settings
 
 STORE = "store.json"  # names the store, in the folder of a memory with a custom one
 PRIOR = "prior.safetensors"  # in the folder of a memory
+
+
+class StoreOptionError(PartError, TypeError):
+    """A store does not take an option, or needs it: an argument that is not known, or missing."""
 
 
 def opened(
@@ -47,8 +54,7 @@ def opened(
     if backbone.options:
         meta["model"] = json.dumps(dict(backbone.options))
     if stored is None:
-        # Before the memory is made: what it is made with, it keeps.
-        make_codec(chosen.codec, backbone.spec, backbone.tail)
+        check_makeable(chosen, backbone)
     memory = open_store(store, folder, None if read_only else meta, read_only=read_only)
     try:
         check_same_model(memory, backbone, shown(folder) if folder else "RAM")
@@ -59,6 +65,16 @@ def opened(
         memory.close()
         raise
     return backbone, memory, agreed
+
+
+def check_makeable(chosen: Settings, backbone: Backbone) -> None:
+    """An error before a memory is made: what it is made with, it keeps."""
+    make_codec(chosen.codec, backbone.spec, backbone.tail)
+    SAMPLERS.make(chosen.sampler)
+    BLENDS.make(chosen.blend)
+    chosen.other_experts(backbone.spec.dim, backbone.prior)
+    if chosen.templates is not None:
+        check_templates(chosen.templates)
 
 
 def store_of(store: Choice[Store] | None, folder: Path | None, options: Mapping[str, Any]) -> Named:
@@ -74,7 +90,7 @@ def store_of(store: Choice[Store] | None, folder: Path | None, options: Mapping[
     except PartError as error:
         if named.name not in STORES:
             raise
-        raise TypeError(str(error)) from error  # as for any unknown argument
+        raise StoreOptionError(str(error)) from error
 
 
 def stored_in(named: Named, folder: Path | None) -> dict[str, str] | None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from anytimecl.acceleration import DeviceStreams
 from anytimecl.backbone import Backbone
 from anytimecl.blend import Opinions, blend
-from anytimecl.errors import ImageError, LabelError, StoreError
+from anytimecl.errors import ImageError, LabelError, ModelError, StoreError
 from anytimecl.images import ImageSource, images_given, load_given, load_image
 from anytimecl.journaled import JournaledTrainer
 from anytimecl.labels import askable, clean_label, clean_labels
@@ -176,6 +176,7 @@ class Predicting:
             There are no candidate labels, or one of them is invalid.
         """
         asked = self._asked(labels)
+        self._check_tokens(tokens)
         with self._streams.predicting():
             return self._answers(tokens, asked, threshold)
 
@@ -200,6 +201,7 @@ class Predicting:
             One of them is no label.
         """
         asked = self._asked(labels)
+        self._check_tokens(tokens)
         with self._streams.predicting():
             return self._opinions(tokens, asked)
 
@@ -258,7 +260,7 @@ class Predicting:
         ImageError
             An image cannot be read.
         """
-        return self._encode([load_image(image) for image in images])
+        return self._encode([load_image(image) for image in images_given(images)[0]])
 
     def _encode(self, loaded: Sequence[PIL.Image.Image]) -> Tensor:
         with self._streams.encoding():
@@ -267,6 +269,13 @@ class Predicting:
             tokens.record_stream(torch.cuda.current_stream(tokens.device))  # it is read there
         return tokens
 
+    def _check_tokens(self, tokens: Tensor) -> None:
+        shape = [self.backbone.spec.tokens, self.backbone.spec.tail.width]
+        given = list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
+        if given[1:] != shape:
+            told = f"Tokens are a tensor [image, {shape[0]}, {shape[1]}], as `encode` gives them"
+            raise ModelError(f"{told}, not {given}.")
+
     def _asked(self, labels: Iterable[str] | None) -> AskedLabels:
         """The candidate labels; the last list is cached, since a long one is often repeated."""
         if labels is None:
@@ -274,7 +283,8 @@ class Predicting:
             if not given:
                 raise LabelError("Nothing is learned yet: say which labels to choose from.")
         else:
-            texts = isinstance(labels, str | bytes) or not isinstance(labels, Iterable)
+            listed = isinstance(labels, Iterable) and getattr(labels, "ndim", 1) == 1
+            texts = isinstance(labels, str | bytes) or not listed
             given = tuple(clean_labels(labels) if texts else labels)  # which says what is wrong
         last = self._last_asked
         if last is not None and last.given == given:

@@ -75,7 +75,7 @@ def predictions(
     threshold: float,
 ) -> list[Prediction]:
     """One for each image."""
-    if not 0 <= threshold <= 1:
+    if isinstance(threshold, str | None) or not 0 <= threshold <= 1:
         raise ValueError(f"The threshold lies between 0 and 1, and is not {threshold!r}.")
     values = blend(choice, opinions)
     spoke = speakers(choice, opinions, values.argmax(1))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -37,6 +38,20 @@ class Forgotten(int):
     def __getnewargs_ex__(self) -> tuple[tuple[int], dict[str, bool]]:
         """For copying and pickling."""
         return (int(self),), {"clean": self.clean}
+
+
+def number_of(example: Any) -> int:
+    """The number of an example, of Python's own or NumPy's.
+
+    >>> number_of("7")
+    Traceback (most recent call last):
+    TypeError: An example is named by its number, as learning it gave, not by '7'.
+    """
+    try:
+        return operator.index(example)
+    except TypeError:
+        told = f"An example is named by its number, as learning it gave, not by {example!r}."
+        raise TypeError(told) from None
 
 
 class Recovery(Review):
@@ -121,8 +136,7 @@ class Recovery(Review):
             if label is not None:
                 gone = [example for example, _ in self.memory.ids(clean_label(label))]
             else:
-                assert example_id is not None
-                gone = [example_id]
+                gone = [number_of(example_id)]
             if self._checkpointer.keeps and self._corrected_since(saved, gone):
                 self._save()  # their corrections leave the journal with them
                 saved = self._checkpointer.load()

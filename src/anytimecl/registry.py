@@ -13,6 +13,7 @@ import difflib
 import importlib.util
 import inspect
 import json
+import numbers
 import os
 import sys
 from collections import ChainMap
@@ -187,7 +188,7 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
         make = named.given or self[named.name]
         try:
             return make(*context, **named.options)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             if not named.options or isinstance(error, PartError):
                 raise
             told = f"The {self.kind} {named.name!r} cannot be made with {dict(named.options)}"
@@ -200,15 +201,19 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
         if isinstance(choice, str):
             return Named(choice)
         if not isinstance(choice, Mapping):
+            if choice is None or isinstance(choice, numbers.Number | bytes | list | tuple | set):
+                raise self._no_choice(choice)
             options = {} if _is_factory(choice) else dict(getattr(choice, "options", {}))
             return Named(_name_of(choice), _plain(options), choice)
         unknown = sorted(choice.keys() - {"name", "options"})
         name, options = choice.get("name"), choice.get("options", {})
         if unknown or not isinstance(name, str) or not isinstance(options, Mapping):
-            raise PartError(
-                f'A {self.kind} is given as {{"name": ..., "options": {{...}}}}, not {choice!r}.'
-            )
+            raise self._no_choice(choice)
         return Named(name, _plain(options))
+
+    def _no_choice(self, choice: Any) -> PartError:
+        forms = 'a name, {"name": ..., "options": {...}} or an object'
+        return PartError(f"A {self.kind} is given as {forms}, not {choice!r}.")
 
     def _check(self, named: Named) -> None:
         if named.given is None and named.name not in self:

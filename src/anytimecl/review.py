@@ -234,7 +234,7 @@ class Review(Predicting):
         """
         if like is not None and suspicious:
             raise ValueError("Ask for examples like an image or for suspicious ones, not for both.")
-        if not 1 <= limit <= MOST:
+        if not isinstance(limit, int) or not 1 <= limit <= MOST:
             raise ValueError(f"A page has 1 to {MOST} examples, not {limit!r}.")
         label = None if label is None else clean_label(label)
         if like is None and not suspicious:

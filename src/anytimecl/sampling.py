@@ -159,6 +159,8 @@ class FrequencyWeighted(Sampler):
     """
 
     def __init__(self, xi: float = 0.99, least: float = 0.01) -> None:
+        if least < 1 and not (xi < 1 and least > 0):
+            raise ValueError(f"xi lies below 1 and least above 0, and not {xi!r} and {least!r}.")
         self._weights = [1.0]
         while self._weights[-1] > least:
             self._weights.append(max(self._weights[-1] * xi, least))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import numbers
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -21,6 +22,7 @@ from anytimecl.sampling import SAMPLERS, Sampler
 Precision = Literal["auto", "float32", "bfloat16"]
 PARTS: dict[str, Registry[Any]] = {"codec": CODECS, "sampler": SAMPLERS, "blend": BLENDS}
 OWN_EXPERTS = ("tuned", "original", "gaussian", "instance")
+_NUMBERS = ("lr", "eager", "weight_decay", "beta", "offline_lr", "offline_least_lr", "imprint")
 RETIRED = ("recalled", "gated", "paired")  # blends whose memories go on with the pool
 
 
@@ -84,12 +86,15 @@ class LearnerConfig:
         if self.precision not in get_args(Precision):
             known = ", ".join(f'"{name}"' for name in get_args(Precision))
             raise ValueError(f"precision is one of {known}, not {self.precision!r}.")
-        if self.batch < 1 or self.offline_batch < 1:
-            raise ValueError("A batch holds at least one example.")
-        if not 0 <= self.eager < math.inf:
-            raise ValueError(f"eager is 0 or more, not {self.eager!r}.")
-        if not 0 <= self.imprint < math.inf:
-            raise ValueError(f"imprint is 0 or more, not {self.imprint!r}.")
+        for item in ("batch", "offline_batch"):
+            object.__setattr__(self, item, _whole(item, getattr(self, item)))
+        for item in _NUMBERS:
+            object.__setattr__(self, item, _number(item, getattr(self, item)))
+        if self.scale is not None:
+            object.__setattr__(self, "scale", _number("scale", self.scale))
+        for item in ("eager", "imprint"):
+            if getattr(self, item) < 0:
+                raise ValueError(f"{item} is 0 or more, not {getattr(self, item)!r}.")
 
 
 @dataclass(frozen=True)
@@ -141,9 +146,15 @@ class Settings:
         experts = self.experts if isinstance(self.experts, list | tuple) else (self.experts,)
         object.__setattr__(self, "experts", tuple(_one_form(EXPERTS, each) for each in experts))
         refuse_names([EXPERTS.named(each).name for each in self.experts], OWN_EXPERTS)
-        if not 0 < self.eta < 1:
+        if not isinstance(self.learner, LearnerConfig):
+            raise ValueError(f"learner is LearnerConfig(...), not {self.learner!r}.")
+        if not 0 < _number("eta", self.eta) < 1:
             raise ValueError(f"eta lies between 0 and 1, and is not {self.eta!r}.")
+        if isinstance(self.seed, numbers.Integral):  # of NumPy, which JSON does not take
+            object.__setattr__(self, "seed", int(self.seed))
         if self.templates is not None:
+            if isinstance(self.templates, str):
+                raise ValueError(f"templates are a list of texts, not {self.templates!r}.")
             object.__setattr__(self, "templates", tuple(self.templates))
 
     def to_json(self) -> str:
@@ -268,6 +279,18 @@ class Settings:
                     "settings, or start another memory."
                 )
         return asked
+
+
+def _whole(item: str, value: Any) -> int:
+    if not isinstance(value, numbers.Integral) or value < 1:
+        raise ValueError(f"{item} is a whole number from 1, not {value!r}.")
+    return int(value)
+
+
+def _number(item: str, value: Any) -> float:
+    if not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise ValueError(f"{item} is a number, not {value!r}.")
+    return value if isinstance(value, int | float) else float(value)  # JSON takes none of NumPy's
 
 
 def _one_form(known: Registry[Any], choice: Choice[Any]) -> str | Named:

@@ -54,6 +54,8 @@ def test_labels_as_files(run: Run, learned: Path) -> None:
     missing = run("labels", "no/out.csv", "--memory", learned)
     assert missing.exit_code == 2
     assert "the folder no is not there: make it first" in missing.stderr
+    assert "does not stand for standard output" in run("labels", "-", "--memory", learned).stderr
+    assert not Path("-").exists()
     assert run("labels", "out", "--memory", learned).exit_code == 0
     assert sorted(folder.name for folder in Path("out").iterdir()) == sorted(labels_in(learned))
 

@@ -89,6 +89,13 @@ def test_csv_has_a_row_for_every_image_even_a_broken_one(
         assert row["error"] == ""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_line(run: Run, photos: Path, model: Path) -> None:
+    result = run("predict", photos, *ASK, "--model", model, "--csv", "/dev/full")
+    assert result.exit_code == 2
+    assert "What was to be written: No space left on device." in result.stderr
+
+
 def test_a_run_that_cannot_begin_leaves_an_older_csv(run: Run, photos: Path) -> None:
     Path("out.csv").write_text("older")
     assert run("predict", photos, *ASK, "--model", "nonsense", "--csv", "out.csv").exit_code == 2
@@ -267,6 +274,7 @@ def test_says_what_is_missing(run: Run, photos: Path, model: Path, tmp_path: Pat
         ((photos, "--memory", "nowhere"), "There is no memory in nowhere"),
         ((photos, "--labels", "a", "--model", "nonsense"), "There is no model 'nonsense'"),
         ((photos, "--labels", "a", "--model", model, "--csv", "no/such/o.csv"), "no folder"),
+        ((photos, "--labels", "a", "--model", model, "--csv", "-"), "name a file"),
         ((photos, "--labels", "a", "--threshold", 2), "less than or equal to 1"),
     ]:
         result = run("predict", *words)

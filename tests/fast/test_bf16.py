@@ -15,7 +15,7 @@ from tests.test_learner import CONFIG, batch_of
 from torch import Tensor
 
 from anytimecl.classifier import AnytimeClassifier
-from anytimecl.fast import FastLearner, bf16
+from anytimecl.fast import FastLearner, bf16, low_rank
 from anytimecl.fast.bf16 import copies_of
 from anytimecl.fast.stacked import STACKED
 from anytimecl.fast.step import written_out_step
@@ -87,6 +87,20 @@ def test_copies_follow_what_is_learned(form: str) -> None:
     assert all(value.dtype != torch.bfloat16 for value in learner.state().values())
     learner.restore(begun)
     check_copies(learner)
+
+
+def test_the_update_is_the_same_however_many_rows_it_takes_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learners = []
+    for numbers in (1, 1 << 30):
+        monkeypatch.setattr(low_rank, "_AT_ONCE", numbers)
+        learner = fast_learner(model(), LIGHT)
+        for seed in range(2):
+            learner.apply(learner.look_ahead(batch(seed)))
+        check_copies(learner)
+        learners.append(learner)
+    assert changed(*(learner.state() for learner in learners)) == []
 
 
 def test_a_classifier_lives_and_relives_the_same(tmp_path: Path) -> None:

@@ -34,6 +34,21 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.parametrize("name", ["~/memory", "s3://bucket/memory", "file:///memory"])
+def test_what_a_shell_or_a_store_would_resolve_is_no_new_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = "your home folder" if name.startswith("~") else "is an address"
+    with pytest.raises(StoreError, match=told):
+        open_memory(Path(name), create={})
+    with open_memory(Path("m"), create={}) as memory, pytest.raises(StoreError, match=told):
+        backup(memory, Path(name))
+    assert [each.name for each in tmp_path.iterdir()] == ["m"]
+    Path(name).parent.mkdir(parents=True)  # who has made it means it
+    open_memory(Path(name), create={}).close()
+
+
 @contextmanager
 def another_owner(folder: Path) -> Iterator[int]:
     """Another process that has the memory open; gives its id."""

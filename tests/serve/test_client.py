@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests import helpers
@@ -16,6 +17,8 @@ from tests.serve.conftest import READ, TOKENS, WRITE, png, running
 
 from anytimecl import AnytimeError, Client
 from anytimecl.client import AsyncClient, ServiceError
+from anytimecl.client._folder import SUFFIXES
+from anytimecl.images import is_image_name
 from anytimecl.serve.tokens import AccessTokens
 
 
@@ -81,6 +84,24 @@ def test_who_is_told_to_wait_waits_and_asks_again() -> None:
             hasty.stats()
         assert error.value.status == 429
         assert error.value.retry_after == 1
+
+
+def test_what_is_no_image_label_or_example_is_named_before_it_is_sent(tmp_path: Path) -> None:
+    client, image = Client("http://127.0.0.1:1"), png(1)  # where nobody listens
+    wrong: Any = {
+        r"write \['cat'\]": lambda: client.predict(image, "cat"),
+        "no labels": lambda: client.predict(image, []),
+        "not text but int: 5": lambda: client.learn(image, 5),  # type: ignore[arg-type]
+        r"\(image, label, key\), not": lambda: client.learn_many([(image, "cat")]),  # type: ignore[list-item]
+        "the path or the bytes of its file, not NoneType": lambda: client.predict(None),  # type: ignore[call-overload]
+        r"write \['cats'\]": lambda: client.grant("camera", "write", "cats"),
+        "no folder of their label": lambda: list(client.learn_folder(tmp_path)),
+    }
+    (tmp_path / "1.heic").write_bytes(b"")
+    for told, call in wrong.items():
+        with pytest.raises((AnytimeError, TypeError), match=told):
+            call()
+    assert all(is_image_name(f"1{suffix}") for suffix in SUFFIXES)
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", ""])

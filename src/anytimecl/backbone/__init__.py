@@ -25,7 +25,7 @@ from anytimecl.backbone.prior import Prior, prior_file
 from anytimecl.backbone.spec import Preprocess, Spec, TailSpec
 from anytimecl.backbone.text import LabelCache, TextEncoder, cache_folder, embed_labels
 from anytimecl.backbone.trunk import OnnxTrunk, TorchTrunk
-from anytimecl.errors import ImageError, ModelError
+from anytimecl.errors import ImageError, ModelError, PartError
 from anytimecl.registry import Choice, Named, Registry, check_options
 
 if TYPE_CHECKING:
@@ -329,6 +329,8 @@ def load_stored(
         else:
             options = json.loads(stored.get("model", "{}"))
             found = load({"name": pinned, "options": options}, tail_blocks=blocks, device=device)
+    except PartError:  # code of one's own that cannot be imported is no other model
+        raise
     except ModelError as error:
         raise ModelError(f"{error} The memory was made with this model.") from error
     if pinned != name:  # keep the name that was given, without the commit

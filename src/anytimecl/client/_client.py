@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import reprlib
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from anytimecl.client._told import (
     answer_of,
     job_of,
 )
-from anytimecl.client._wire import ImageFile, Wire, read_file
+from anytimecl.client._wire import ImageFile, Wire, read_file, text, texts
 
 
 class Client:
@@ -128,7 +129,7 @@ class Client:
         fields = [("top_k", str(top_k))]
         if threshold is not None:
             fields.append(("threshold", str(threshold)))
-        fields += [("labels", label) for label in labels or ()]
+        fields += [("labels", label) for label in texts(labels)]
         files = [("images", read_file(image)) for image in chosen]
         told = self._wire.form(f"{self._prefix}/predict", fields, files)
         if not many:
@@ -166,7 +167,8 @@ class Client:
         Lesson
             The stored example.
         """
-        fields = [("label", label)] + [("candidates", other) for other in candidates or ()]
+        fields = [("label", text(label))]
+        fields += [("candidates", other) for other in texts(candidates)]
         headers = {"Idempotency-Key": key or uuid.uuid4().hex}
         told = self._wire.form(
             f"{self._prefix}/learn", fields, [("image", read_file(image))], headers
@@ -190,10 +192,7 @@ class Client:
         list of Taught
             In the same order.
         """
-        asked = [
-            {"image": base64.b64encode(read_file(image)).decode(), "label": label, "key": key}
-            for image, label, key in lessons
-        ]
+        asked = [_asked(lesson) for lesson in lessons]
         told = self._wire.json(f"{self._prefix}/learn/batch", {"examples": asked})["examples"]
         return [Taught(one["state"], one["id"], one["detail"]) for one in told]
 
@@ -471,7 +470,14 @@ class Client:
         -------
         str
             The token, which is shown only now.
+
+        Raises
+        ------
+        TypeError
+            The memories are one text.
         """
+        if isinstance(memories, str):
+            raise TypeError(f"Memories come as a list of names: write [{memories!r}].")
         asked = {"name": name, "right": right, "memories": memories and [*memories]}
         return str(self._wire.json("/v1/tokens", asked, once=True)["token"])
 
@@ -493,3 +499,10 @@ def _record(record: Record) -> dict[str, Any]:
         "record": base64.b64encode(record.record).decode(),
     }
     return plain if record.candidates is None else {**plain, "candidates": [*record.candidates]}
+
+
+def _asked(lesson: Any) -> dict[str, str]:
+    if not isinstance(lesson, list | tuple) or len(lesson) != 3:
+        raise TypeError(f"An example is (image, label, key), not {reprlib.repr(lesson)}.")
+    image, label, key = lesson
+    return {"image": base64.b64encode(read_file(image)).decode(), "label": label, "key": key}

@@ -11,7 +11,12 @@ from typing import Any
 
 from anytimecl.client._told import Answer, FileTaught, ServiceError, Taught
 
-SUFFIXES = frozenset(".jpg .jpeg .png .webp .gif .bmp .tif .tiff .avif .jp2".split())
+SUFFIXES = frozenset(
+    (
+        ".jpg .jpeg .jpe .jfif .png .apng .webp .gif .bmp .dib .tif .tiff .ppm .pgm .pbm .pnm .pfm "
+        ".avif .avifs .heic .heif .jp2 .jpf .jpx .jpc .j2k .j2c"
+    ).split()
+)
 BATCH_BYTES = 16 << 20  # of files per request: base64 adds a third
 PAUSE = 0.5  # seconds before images that were not accepted are sent again
 File = tuple[Path, bytes]
@@ -23,6 +28,8 @@ def learn_folder(
 ) -> Iterator[FileTaught]:
     """Learn `folder/<label>/<file>`, in the order of names."""
     root = Path(folder)
+    if next(_files(root, "*/*"), None) is None and next(_files(root, "*"), None):
+        raise ServiceError(f"The images in {root} lie in no folder of their label: make such.")
     for group in _batches(_files(root, "*/*"), batch):
         left = [(path, _lesson(path, data)) for path, data in group]
         while left:

@@ -6,7 +6,7 @@ import http.client
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from json import dumps, loads
 from os import PathLike
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from anytimecl.client._told import ServiceError
+from anytimecl.errors import LabelError
 
 Take = Callable[[http.client.HTTPResponse], None]
 ImageFile = str | PathLike[str] | bytes
@@ -153,4 +154,35 @@ def _parts(
 
 def read_file(image: ImageFile) -> bytes:
     """The bytes of an image file."""
-    return bytes(image) if isinstance(image, bytes | bytearray) else Path(image).read_bytes()
+    if isinstance(image, bytes | bytearray):
+        return bytes(image)
+    if not isinstance(image, str | PathLike):
+        raise TypeError(
+            f"An image is the path or the bytes of its file, not {type(image).__name__}."
+        )
+    return Path(image).read_bytes()
+
+
+def texts(labels: Iterable[str] | None) -> list[str]:
+    """Labels as a list of strings, for a request; empty for None: every learned label.
+
+    >>> texts("cat")
+    Traceback (most recent call last):
+    anytimecl.errors.LabelError: Labels come as a list of texts, not as one text: write ['cat'].
+    """
+    if labels is None:
+        return []
+    if isinstance(labels, str | bytes):
+        told = f"Labels come as a list of texts, not as one text: write [{labels!r}]."
+        raise LabelError(told)
+    given = [text(label) for label in labels]
+    if not given:
+        raise LabelError("There are no labels; give at least one.")
+    return given
+
+
+def text(label: str) -> str:
+    """A label, which must be a string."""
+    if not isinstance(label, str):
+        raise LabelError(f"The label is not text but {type(label).__name__}: {label!r}.")
+    return label

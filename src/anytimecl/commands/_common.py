@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anytimecl.errors import LabelError, ModelError, StoreError
+from anytimecl.errors import LabelError, ModelError, PartError, StoreError
 
 if TYPE_CHECKING:
     from anytimecl.backbone import Backbone
@@ -148,6 +148,8 @@ def load_model(name: str | None, meta: Mapping[str, str] | None = None) -> Backb
         return backbone.load_stored(meta, choice(name))
     try:
         return backbone.load_stored(meta)
+    except PartError:
+        raise
     except ModelError as error:
         raise ModelError(f"{error} Name it or its folder with --model.") from error
 
@@ -241,6 +243,7 @@ def if_interrupted(told: str) -> Iterator[None]:
 
 def writable(path: Path, option: str) -> Path:
     """The path if a file can be written there; checked before the work, not after it."""
+    refuse_dash(path, option)
     if path.is_dir():
         raise typer.BadParameter(f"{path} is a folder: name a file.", param_hint=option)
     if not path.parent.is_dir():
@@ -248,3 +251,10 @@ def writable(path: Path, option: str) -> Path:
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise typer.BadParameter(f"{path} may not be written.", param_hint=option)
     return path
+
+
+def refuse_dash(path: Path, option: str) -> None:
+    """Raise for -, which would become a file of that name."""
+    if str(path) == "-":
+        told = "- does not stand for standard output here: name a file."
+        raise typer.BadParameter(told, param_hint=option)

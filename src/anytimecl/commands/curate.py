@@ -241,6 +241,7 @@ def labels(
     from anytimecl.classifier import AnytimeClassifier
     from anytimecl.listing import Format, export_labels
 
+    _common.refuse_dash(to, "OUT")
     endings: dict[str, Format] = {".csv": "csv", ".jsonl": "jsonl", "": "folders"}
     chosen = endings.get(to.suffix.lower()) if form is None else form
     if chosen is None:

@@ -481,7 +481,7 @@ def forget(
         raise typer.BadParameter("Say what to forget: either --example or --label.")
     what = _to_be_forgotten(memory, example, label)
     if not yes:
-        typer.confirm(f"Forget {what} for good?", abort=True)
+        typer.confirm(f"Forget {what} for good?", abort=True, err=True)
     with _common.owning(memory, model) as classifier:
         gone = classifier.forget(example_id=example, label=label)
         typer.echo(f"Forgot {what}.")

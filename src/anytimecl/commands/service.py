@@ -66,7 +66,7 @@ def delete(
 ) -> None:
     """Delete a memory for good."""
     if not yes:
-        typer.confirm(f"Delete the memory {name!r} and all that it knows?", abort=True)
+        typer.confirm(f"Delete the memory {name!r} and all that it knows?", abort=True, err=True)
     _client(url).delete_memory(name)
     typer.echo(f"deleted {name}")
 

@@ -54,7 +54,7 @@ def watch(
     a folder stay learned: `anytimecl forget` forgets them. Ctrl-C stops it.
     """
     if (memory is None) == (url is None):
-        raise typer.BadParameter("Say what to teach: --memory or --url.")
+        raise typer.BadParameter("Say what to teach: either --memory or --url, not both.")
     with _teacher(memory, url, model) as teach, _common.asked_to_stop() as stopping:
         typer.echo(f"Watching {folder}. Ctrl-C ends it.", err=True)
         watcher = Watcher(folder, teach)

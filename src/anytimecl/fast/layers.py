@@ -107,6 +107,17 @@ def norm_gradient(
     return found
 
 
+def norm_input_gradient(
+    p: Weights, name: str, d: Tensor, x: Tensor, met: Sequence[Tensor]
+) -> Tensor:
+    """`norm_gradient` by `x` alone: each row by itself, alike with any number of threads."""
+    gain, shift = p[name + ".weight"], p[name + ".bias"]
+    found: Tensor = torch.ops.aten.native_layer_norm_backward(
+        d, x, x.shape[-1:], *met, gain, shift, [True, False, False]
+    )[0]
+    return found
+
+
 def activation_gradient(spec: TailSpec, x: Tensor, d: Tensor) -> Tensor:
     """Of the MLP's activation."""
     aten = torch.ops.aten

@@ -14,6 +14,7 @@ from anytimecl.optimiser import BETAS, EPSILON, AdamW, Gradient, adamw
 
 # torch's fused kernel over many weights at once; without it, `adamw` for each.
 _FUSED: Callable[..., None] | None = getattr(torch, "_fused_adamw_", None)
+_AT_ONCE = 3 << 17  # numbers of a weight: with gradient and moments, six megabytes
 
 
 class LowRank(NamedTuple):
@@ -89,11 +90,16 @@ class FusedAdamW(AdamW):
     ) -> None:
         """Update one weight while its gradient is still in the CPU cache."""
         whole = gradient.whole(self._buffer(parameter.shape, gradient.left.dtype))
-        if whole.dtype != parameter.dtype:
-            whole = self._buffer(parameter.shape, parameter.dtype).copy_(whole)
-        self._all([(whole, parameter, first, second)], lr, count)
-        if light is not None:
-            light.copy_(parameter)
+        if light is None:
+            self._all([(whole, parameter, first, second)], lr, count)
+            return
+        # As many rows as fit the cache with all that is kept of them, in whole vectors of 16.
+        rows = max(16, _AT_ONCE // parameter.shape[1] // 16 * 16)
+        columns = (torch.split(each, rows) for each in (whole, parameter, first, second, light))
+        for thin, some, *moments, copy in zip(*columns, strict=True):
+            exact = self._buffer(some.shape, some.dtype).copy_(thin)
+            self._all([(exact, some, *moments)], lr, count)
+            copy.copy_(some)
 
     def _all(
         self, given: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], lr: Tensor, count: Tensor

@@ -122,7 +122,7 @@ def _late(
     d_unit = d_cosine @ asked.labels
     d_features = (d_unit - unit * (unit * d_unit).sum(-1, keepdim=True)) / length
     d_last = d_features if projection is None else across(d_features, projection.T)
-    d_x2 = d_last if alone else layers.norm_gradient(p, "post_layernorm", d_last, x2, met3)[0]
+    d_x2 = d_last if alone else layers.norm_input_gradient(p, "post_layernorm", d_last, x2, met3)
     d_out = d_x2 if scale2 is None else d_x2 * scale2
     light_d_out = d_out.to(kind)
     d_hidden = layers.activation_gradient(

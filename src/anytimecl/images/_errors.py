@@ -15,5 +15,7 @@ def reason(error: Exception) -> str:
         return "there is no such file; check the path"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}; check the path and its permissions"
+    if isinstance(error, ValueError) and "closed" in str(error):  # a file's word, and Pillow's
+        return "it was closed before it was read; open it again"
     detail = " ".join(str(error).split()) or type(error).__name__  # one line, for reports
     return f"it is broken or cut short ({detail}); export or download it again"

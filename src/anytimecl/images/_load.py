@@ -93,6 +93,8 @@ def _open(source: Any, max_pixels: int, at_least: int | None) -> Image.Image:
         return decode(bytes(source), max_pixels, at_least)
     if isinstance(source, Image.Image):
         check_size(source.size, max_pixels)
+        if getattr(source, "tile", None) and getattr(source, "fp", source) is None:
+            raise ValueError("closed")  # by `with`: its pixels were not read yet
         source.load()
         return source
     if hasattr(source, "detach") and hasattr(source, "cpu"):  # a tensor, as an array

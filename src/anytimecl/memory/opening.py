@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -60,6 +61,7 @@ def open_memory(
         raise StoreError(f"There is no memory in {shown(folder)}.")
     if folder.is_file():
         raise StoreError(f"{shown(folder)} is a file: a memory is a folder. Choose another name.")
+    refuse_addresses(folder)
     if durability == "full":
         make_folder(folder)
     else:
@@ -106,6 +108,16 @@ def refuse_to_replace(folder: Path) -> None:
         raise StoreError(f"{folder} is a file: choose a folder.")
     if (Path(folder) / FILE).exists():
         raise StoreError(f"There is a memory in {folder} already: choose another folder.")
+    refuse_addresses(Path(folder).absolute())
+
+
+def refuse_addresses(folder: Path) -> None:
+    """StoreError rather than a new folder of the name `~` or `s3:`, which nobody wants."""
+    new = [each for each in (*reversed(folder.parents), folder) if not each.exists()]
+    if new and new[0].name == "~":
+        raise StoreError(f"{shown(folder)} does not name your home folder: write its path out.")
+    if new and re.fullmatch(r"[a-z][a-z0-9+.-]+:", new[0].name):
+        raise StoreError(f"{shown(folder)} is an address: a memory is a folder of this machine.")
 
 
 def _open_owned(

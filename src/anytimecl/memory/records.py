@@ -129,6 +129,8 @@ class Records:
 
     def find(self, example: int) -> Place | None:
         """Where an example lies, or None if there is none."""
+        if not 0 < example < 1 << 63:  # SQLite has no larger ones
+            return None
         wanted = "SELECT label, candidates, start, size, crc, key, time FROM example WHERE id = ?"
         with blaming(example):
             row = self._db.execute(wanted, (example,)).fetchone()
