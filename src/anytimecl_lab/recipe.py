@@ -72,7 +72,7 @@ class Recipe:
     seeds: tuple[int, ...] = (0, 1, 2)
     per_class: int | None = None  # training examples per class, at most
     per_class_test: int | None = None
-    repeats: int = 1  # epochs of the stream, in union data-incremental learning
+    repeats: int = 1  # how often each example arrives, in union data-incremental learning
     stages: tuple[float, ...] | None = None  # shares of the data after which to evaluate
     shots: tuple[int, ...] = SHOTS  # examples per label, in few-shot learning
     backbone: str = "embedded"

@@ -32,7 +32,7 @@ NOBODY = Grant("", "read", frozenset())
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")  # accepted from clients
 ELSEWHERE = frozenset({"cross-site", "same-site"})  # values of Sec-Fetch-Site
 LEAVING = 0.05  # seconds for requests to end whose connections were closed to make room
-SMALL = 16  # an upload is small below this fraction of the largest allowed
+SMALL = 16  # uploads below 1 / SMALL of the largest allowed are small
 GONE = 499  # logged status if the client disconnected before the response
 METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})
 
