@@ -6,14 +6,15 @@
                                    [--device cpu] [--out FILE]
     python -m benchmarks.ablations show FILE...
 
-A fifth of the examples of every label, ten at most, is held out and asked about. *name* and *code*:
-so many examples of every label (0: all) are taught, labels called by name and by a code that means
-nothing. *class*: a fifth of the classes after the other, all that are left of their examples, asked
-over all classes while some are still unseen. *data*: all examples in random order, asked over all
-classes after 2, 4, 8, 16 and 32 per cent, when labels have very different numbers of them. A stream
-is learned once; then one part of the pool is changed at a time, and all else stays. What changes
-the learning itself, `--imprint`, is a run of its own; --only names the parts to change. Prints the
-mean over tasks and shots, and its spread over seeds; --out adds every figure to a file as a line of
+A fifth of the examples of every label, at most ten, is held out for evaluation. *name* and *code*:
+this many examples per label are learned (0: all), with labels by name or by a meaningless code.
+*class*: one fifth of the classes after the other, with all remaining examples, evaluated over all
+classes while some are unseen. *data*: all examples in random order, evaluated over all classes
+after 2, 4, 8, 16 and 32 per cent, when numbers of examples per label differ a lot.
+
+A stream is learned once; then one part of the pool is changed at a time. Options that change the
+learning itself (`--imprint`) need a run of their own; --only selects the parts to change. Prints
+the mean over tasks and shots, and its spread over seeds; --out appends every figure to a file as
 JSON, which `show` reads.
 """
 
@@ -50,14 +51,14 @@ from anytimecl.stream import StreamLearner
 from anytimecl_lab._progress import tell
 from anytimecl_lab.scenarios import class_incremental, data_incremental
 
-HELD = 10  # images of a label at most
+HELD = 10  # images per label, at most
 Part = tuple[object, str, object]  # where, name, another value
 Read = Callable[[Opinions], Tensor]
 Line = dict[str, Any]
 
 
 class Variant(NamedTuple):
-    """The pool with something else in it."""
+    """The pool with some parts changed."""
 
     parts: tuple[Part, ...] = ()
     without: tuple[str, ...] = ()  # experts
@@ -81,7 +82,7 @@ def by_models(opinions: Opinions) -> Tensor:
 
 
 def with_typical(opinions: Opinions) -> dict[str, Tensor]:
-    """Likelihood ratios as they are, which favour labels of many examples."""
+    """Likelihood ratios without typical scores subtracted: favours labels with many examples."""
     return everyone(opinions) | opinions.scores
 
 
@@ -94,15 +95,15 @@ def fit_with_typical(model: Model, without: Sequence[str] = ()) -> None:
 def vouching(
     expert: gaussian.GaussianExpert, images: Tensor, rows: Sequence[int], examples: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Left out of the mean of its label alone."""
+    """Leave-one-out in the label's mean only."""
     return left_out(expert, images, rows, [expert.step] * len(rows))
 
 
 def one_fewer(
     expert: gaussian.GaussianExpert, images: Tensor, rows: Sequence[int], examples: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """The label of each counts as one example fewer than it has."""
-    expert.typical()  # labels with all they have are worked out before
+    """As if each label had one example fewer."""
+    expert.typical()  # computed with all examples, before the patch
 
     def fewer(space: gaussian.Space, counts: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
         return predictive(space, counts - 1, means)
@@ -160,18 +161,18 @@ VARIANTS: dict[str, Variant] = {
 
 
 class Task(NamedTuple):
-    """A training split in two."""
+    """A training split, divided into two parts."""
 
     labels: list[str]
-    tokens: Tensor  # [example, token, width], to learn
+    tokens: Tensor  # [example, token, width], for training
     targets: list[str]
-    held: Tensor  # [image, token, width], to ask about
-    truth: Tensor  # [image], place in `labels`
+    held: Tensor  # [image, token, width], held out
+    truth: Tensor  # [image], index into `labels`
     vectors: dict[str, Tensor]
 
 
 def held_out(targets: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """[example], whether it is kept to be asked about."""
+    """Whether each example is held out, [example]."""
     random = np.random.default_rng(0)
     held = np.zeros(len(targets), bool)
     for label in range(targets.max() + 1):
@@ -181,7 +182,7 @@ def held_out(targets: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def open_task(archive: Path, backbone: Backbone, *, coded: bool) -> Task:
-    """In two parts, always the same."""
+    """A task with a fixed division into two parts."""
     train = features(archive, "train", backbone)
     held = held_out(train.targets)
     names = [f"item {at:03d}" if coded else name for at, name in enumerate(train.names)]
@@ -209,7 +210,7 @@ def streams(
     config: LearnerConfig,
     columns: Sequence[str],
 ) -> Iterator[tuple[str, StreamLearner]]:
-    """Each as it is when it is asked, under the column that it belongs to."""
+    """Each learner when it is evaluated, with its column."""
     random, targets = np.random.default_rng(seed), np.array(task.targets)
     own = [random.permutation(np.flatnonzero(targets == label)) for label in task.labels]
     few = next((column for column in columns if column in ("name", "code")), None)
@@ -231,7 +232,7 @@ def streams(
 
 
 def asked(model: Model, variant: Variant, task: Task, vectors: Tensor) -> float:
-    """Per cent of the held-out images that are answered right."""
+    """Accuracy on the held-out images, in per cent."""
     kept = model.weights, model.familiar, model.gaussian.prior
     with ExitStack() as changed:
         for where, name, value in variant.parts:
@@ -296,7 +297,7 @@ def main(words: Sequence[str] | None = None) -> None:
 def compared(
     model: Model, task: Task, about: Line, variants: Mapping[str, Variant]
 ) -> Iterator[Line]:
-    """Variants on the held-out images."""
+    """Accuracy of each variant on the held-out images."""
     vectors = torch.stack([task.vectors[label] for label in task.labels])
     for title, variant in variants.items():
         score = round(asked(model, variant, task, vectors), 4)
@@ -304,7 +305,7 @@ def compared(
 
 
 def show(lines: Sequence[Line]) -> None:
-    """Mean over tasks and stages, and its spread over seeds."""
+    """Print the mean over tasks and stages, with its spread over seeds."""
     scores: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         scores[line["variant"], line["column"]][line["seed"]].append(line["accuracy"])

@@ -4,11 +4,11 @@
     python -m benchmarks.agreement run FILE OUT [--device cpu] [--precision auto] [--seeds 0,1,2]
     python -m benchmarks.agreement show OUT
 
-`pack` encodes and compresses a task, and puts all that learning needs into one file (the tail in
-half precision), to be taken to a machine with a GPU. `run` learns all of it, one by one, in an
-order that the seed gives, and answers the test split; OUT gets one JSON line a seed. `show` prints
-the final accuracy by device and precision of the products, seed by seed, and how far each mean is
-from the first.
+`pack` encodes and compresses a task, and writes everything needed to learn it into one file (the
+tail in half precision), to be copied to a machine with a GPU. `run` learns all examples one by one,
+in an order given by the seed, and evaluates on the test split; OUT gets one JSON line per seed.
+`show` prints the final accuracy by device and precision of the products, seed by seed, and the
+difference of each mean from the first.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CHUNK = 256  # examples
 
 
 class Packed(NamedTuple):
-    """All that learning a task needs."""
+    """Everything needed to learn a task."""
 
     spec: Spec
     tail: dict[str, Tensor]
@@ -56,7 +56,7 @@ class Packed(NamedTuple):
 
 
 def pack(data: Path, file: Path, task: str) -> None:
-    """A task's records, labels and model."""
+    """Write a task's records, labels and model."""
     backbone = load("embedded")
     codec = make_codec(CODEC, backbone.spec, backbone.tail)
     tensors = {f"tail.{name}": value.half() for name, value in backbone.tail.items()}
@@ -80,7 +80,7 @@ def pack(data: Path, file: Path, task: str) -> None:
 
 
 def unpack(file: Path, device: str) -> Packed:
-    """Examples decoded, everything on the device."""
+    """Read a task; examples are decoded, everything is on the device."""
     with safe_open(file, "pt") as opened:
         about = opened.metadata()
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
@@ -110,7 +110,7 @@ def unpack(file: Path, device: str) -> Packed:
 
 @torch.no_grad()
 def run(packed: Packed, seed: int, precision: Precision) -> dict[str, float | str]:
-    """Accuracy after the whole stream, by blend; and in which precision it was."""
+    """Accuracy of each blend after the whole stream, and the precision used."""
     vectors, on_gpu = packed.vectors, packed.vectors.is_cuda
     stream = StreamLearner(
         packed.spec,
@@ -137,7 +137,7 @@ def run(packed: Packed, seed: int, precision: Precision) -> dict[str, float | st
 
 
 def show(out: Path) -> None:
-    """Every way of learning, seed by seed."""
+    """Print all results, seed by seed."""
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     found = {((line["device"], line["precision"]), line["seed"]): line for line in lines}
     ways = sorted({way for way, _ in found}, key=lambda way: (way[0], way[1] == "bfloat16"))

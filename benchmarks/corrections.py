@@ -3,10 +3,10 @@
     python -m benchmarks.corrections DATA [--labels 50] [--before 2] [--images 100]
                                      [--model embedded]
 
-So many labels of pets and flowers102 are taught with a few examples each, by `AnytimeClassifier`
-in RAM. Then test images, one after the other, those answered wrong first, are asked, taught and
-asked again: the same file, cropped to nine tenths, mirrored, saved as a JPEG of quality 50. Prints
-how many are right before and after.
+This many labels of pets and flowers102 are learned with a few examples each, by `AnytimeClassifier`
+in RAM. Then test images, misclassified ones first, are predicted, learned and predicted again: the
+same file, cropped to nine tenths, mirrored, saved as a JPEG of quality 50. Prints the accuracy
+before and after.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS = ("the same", "cropped to 90 %", "mirrored", "JPEG, quality 50")
 
 
 def chosen(data: Path, count: int) -> dict[str, dict[str, list[ImageRef]]]:
-    """Split -> label -> images, of as many labels of each set as there is room for."""
+    """Split -> label -> images, of `count` labels of both data sets."""
     found: dict[str, dict[str, list[ImageRef]]] = {"train": {}, "test": {}}
     for ref in chain(*(iter_images(data / f"{name}.zip") for name in ("pets", "flowers102"))):
         found[str(ref.split)].setdefault(str(ref.label), []).append(ref)
@@ -58,7 +58,7 @@ def main() -> None:
     answers = [classifier.predict(ref.load()).label == y for ref, y in asked]
     order = sorted(range(len(asked)), key=lambda at: answers[at])[
         : given.images
-    ]  # wrong ones first
+    ]  # misclassified ones first
     before = sum(answers[at] for at in order)
     right: Counter[str] = Counter()
     for number, at in enumerate(order, 1):

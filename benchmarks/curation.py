@@ -58,16 +58,16 @@ from anytimecl_lab._progress import tell
 from anytimecl_lab.data import archive_split
 from anytimecl_lab.features import features
 
-FIT = 10  # examples, after which the weights are fitted again
-WRONG = 5  # one of so many labels
-TARGET = 0.4  # of the images in random order: what they reach is what the inbox is to reach
+FIT = 10  # examples between fits of the weights
+WRONG = 5  # 1 / WRONG of the labels is wrong
+TARGET = 0.4  # share of images in random order whose accuracy is the target
 POINTS = {"random": (0.05, 0.1, 0.2, 0.3, TARGET), "inbox": (0.05, 0.1, 0.15, 0.2, 0.25)}
-AT_ONCE = 128  # images that are asked about
+AT_ONCE = 128  # images per prediction
 Line = dict[str, Any]
 
 
 class Task(NamedTuple):
-    """Images to learn and images to ask about."""
+    """Training and test images."""
 
     name: str
     labels: list[str]
@@ -80,7 +80,7 @@ class Task(NamedTuple):
 def open_task(
     data: Path, name: str, backbone: Backbone, *, held_out: bool, images: int | None = None
 ) -> Task:
-    """A split in two, or both splits; of each no more than so many `images`, of every label."""
+    """A task, with held-out or test images; at most `images` of each split, evenly spaced."""
     found = {}
     for split in ("train", "test"):
         refs = [ref for ref in iter_images(data / f"{name}.zip") if ref.split == split]
@@ -99,12 +99,12 @@ def open_task(
 
 
 def coded(task: Task) -> Task:
-    """With labels that mean nothing."""
+    """With meaningless label names."""
     return task._replace(labels=[f"item {number:03d}" for number in range(len(task.labels))])
 
 
 class Tokens(AnytimeClassifier):
-    """A classifier in RAM whose images are encoded already: an image is its number."""
+    """A classifier in RAM for encoded images, given by their number."""
 
     known: NDArray[np.float16]
 
@@ -124,7 +124,7 @@ def teach(classifier: Tokens, number: int, label: str) -> int:
 
 
 def accuracy(classifier: Tokens, task: Task) -> float:
-    """Per cent right, over all labels of the task."""
+    """Accuracy in per cent, over all labels of the task."""
     right = 0
     for start in range(0, len(task.answers), AT_ONCE):
         tokens = torch.from_numpy(task.asked[start : start + AT_ONCE]).float()
@@ -138,7 +138,7 @@ def accuracy(classifier: Tokens, task: Task) -> float:
 
 
 def turned(task: Task, seed: int) -> tuple[NDArray[np.int64], list[int]]:
-    """Labels of which a fifth is wrong, and an order to teach them in."""
+    """Labels of which a fifth is wrong, and an order to learn them in."""
     random = np.random.default_rng(seed)
     count, labels = len(task.truth), len(task.labels)
     given = task.truth.copy()
@@ -148,7 +148,7 @@ def turned(task: Task, seed: int) -> tuple[NDArray[np.int64], list[int]]:
 
 
 def suspicious(backbone: Backbone, task: Task, seed: int) -> Line:
-    """By the Gaussian expert alone, in closed form."""
+    """With the Gaussian expert only, in closed form."""
     given, _ = turned(task, seed)
     vectors, asked = (vectors_of(backbone, some) for some in (task.tokens, task.asked))
     images = torch.from_numpy(vectors)
@@ -181,7 +181,7 @@ def suspicious(backbone: Backbone, task: Task, seed: int) -> Line:
 
 
 def set_right(given: NDArray[np.int64], task: Task, count: int, seed: int) -> NDArray[np.int64]:
-    """Labels, with some of the wrong ones corrected."""
+    """Labels with `count` of the wrong ones corrected."""
     wrong = np.random.default_rng((seed, 1)).permutation(np.flatnonzero(given != task.truth))
     corrected = given.copy()
     corrected[wrong[:count]] = task.truth[wrong[:count]]
@@ -189,7 +189,7 @@ def set_right(given: NDArray[np.int64], task: Task, count: int, seed: int) -> ND
 
 
 def suspicious_to_all(backbone: Backbone, task: Task, seed: int) -> Line:
-    """By the whole classifier, which is taught, asked and corrected as anybody would."""
+    """With the whole classifier, which learns, ranks and is corrected."""
     given, order = turned(task, seed)
     with opened(backbone, task, seed) as classifier:
         number_of = {}
@@ -223,7 +223,7 @@ def share_wrong(first: NDArray[np.int64], given: NDArray[np.int64], task: Task) 
 
 
 def by_cleanlab(vectors: NDArray[np.float32], given: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The most suspicious first."""
+    """Examples, the most suspicious first."""
     from cleanlab.rank import get_label_quality_scores
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import cross_val_predict
@@ -254,7 +254,7 @@ def vectors_of(backbone: Backbone, tokens: NDArray[np.float16]) -> NDArray[np.fl
 
 
 def labelled(backbone: Backbone, task: Task, order: str, seed: int, *, told: bool) -> Line:
-    """Accuracy by the share of images that were labelled."""
+    """Accuracy by share of labelled images."""
     count = len(task.truth)
     points = {round(share * count): share for share in POINTS[order]}
     numbers = np.random.default_rng(seed).permutation(count).tolist()
@@ -280,7 +280,7 @@ def labelled(backbone: Backbone, task: Task, order: str, seed: int, *, told: boo
 
 
 class Experts:
-    """The closed-form experts and their weights, as the pool has them without a tuned model."""
+    """The closed-form experts and their pool weights, without a tuned model."""
 
     def __init__(self, backbone: Backbone, task: Task) -> None:
         text = backbone.embed_labels(task.labels).float()
@@ -317,9 +317,9 @@ class Experts:
             )
 
     def right(self) -> float:
-        """Per cent right, over all labels of the task.
+        """Accuracy in per cent, over all labels of the task.
 
-        A label never seen is held to score halfway between what is typical of a label and 0.
+        An unseen label scores halfway between 0 and a typical score.
         """
         rows = self.rows(range(len(self.task.labels)))
         said, typical = self.expert.judged(self.asked, rows)
@@ -328,7 +328,7 @@ class Experts:
         return 100 * float((said.argmax(1).numpy() == self.task.answers).mean())
 
     def next(self, left: Sequence[int], seed: int, *, told: bool) -> int:
-        """As `Inbox` chooses; without labels `told` beforehand, among those seen."""
+        """The choice of `Inbox`; without labels `told` beforehand, among the seen ones."""
         labels = list(range(len(self.task.labels))) if told else self.seen
         rows = self.rows(labels)
         named = self.original[left][:, labels].log_softmax(1)
@@ -340,7 +340,7 @@ class Experts:
 def labelled_by_experts(
     backbone: Backbone, task: Task, order: str, seed: int, *, told: bool
 ) -> Line:
-    """`labelled`, with nothing but what is worked out in closed form."""
+    """As `labelled`, with the closed-form experts only."""
     count = len(task.truth)
     points = {round(share * count): share for share in POINTS[order]}
     left = np.random.default_rng(seed).permutation(count).tolist()
@@ -359,16 +359,16 @@ def labelled_by_experts(
 
 
 class Needed(NamedTuple):
-    """The mean over the seeds of which both orders are there."""
+    """Mean over seeds with results for both orders."""
 
     seeds: int
-    target: float  # per cent right, at 40 % of the images in random order
-    share: float | None  # of the images in the order of the inbox; None: it was not reached
-    curves: dict[str, dict[float, float]]  # order -> share -> per cent right
+    target: float  # accuracy at 40 % of the images in random order
+    share: float | None  # of images in the inbox's order to reach it; None: not reached
+    curves: dict[str, dict[float, float]]  # order -> share -> accuracy
 
 
 def needed(lines: Sequence[Line]) -> dict[tuple[str, str, str], Needed]:
-    """By who was taught, by task, and by how labels are called."""
+    """By kind of learner, task, and kind of labels."""
     found = {}
     own = [line for line in lines if line["part"] == "inbox"]
     names = ("by", "task", "labels")
@@ -409,7 +409,7 @@ def draw(found: dict[tuple[str, str, str], Needed], file: Path) -> None:
 
 
 def one_choice(backbone: Backbone, task: Task, count: int = 100_000) -> Line:
-    """Seconds for the next question, where so many images were looked at; and after an answer."""
+    """Seconds to choose the next image among `count`; and to update after a label."""
     with opened(backbone, task, 0) as classifier:
         few = np.random.default_rng(0).permutation(len(task.truth))[:200]
         for number in few.tolist():
@@ -466,7 +466,7 @@ def relabelling(count: int, rounds: int = 20) -> Line:
 
 
 def tell_statistics(trainer: JournaledTrainer, size: int) -> None:
-    """What `recount` would find: as many examples of each label, all of one image."""
+    """Set the statistics that `recount` would compute, as if all images were the same."""
     expert = trainer.model.gaussian
     [record] = trainer.memory.read([1])
     image = trainer.image(record)

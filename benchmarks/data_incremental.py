@@ -3,9 +3,9 @@
     python -m benchmarks.data_incremental DATA OUT [--tasks cifar100,pets,resisc12] [--seeds 0,1,2]
                                           [--model embedded] [--device cpu]
 
-The lab's scenario of that name with AnytimeCL alone, from full tokens. Prints every blend of each
-task (mean over seeds), and how far the default is from the better of its two models; OUT has the
-lab's lines of results, and what is there already is not computed again.
+The lab's scenario of that name with AnytimeCL only, from full tokens. Prints the accuracy of every
+blend (mean over seeds), and the difference of the default from the better of its two models; OUT
+has the lab's lines of results, and existing ones are not computed again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--tasks", default="cifar100,pets,resisc12")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--model", default="embedded")  # embedded-float: its trunk not in int8
+    parser.add_argument("--model", default="embedded")  # embedded-float: with its trunk in float
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args(words)
     tasks = tuple(given.tasks.split(","))
@@ -54,7 +54,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def show(task: str, results: Results) -> None:
-    """Mean over seeds; the last row is the default blend against the better of the two models."""
+    """Print means over seeds; the last row is the default blend minus the better model."""
     default = results.reading(NAME, METHOD)
     mean = {
         blend: {s: fmean(v) for s, v in results.by_stage(NAME, METHOD, blend).items()}

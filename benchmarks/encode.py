@@ -2,9 +2,9 @@
 
     python -m benchmarks.encode [--images 30] [--limit 1.3]
 
-Ours is what a prediction pays: preprocessing, the int8 trunk, and the float tail. The reference is
-the source ONNX model on pixels that are already there, so the ratio counts all that we add. Both
-take turns on every image, so that whatever else the machine does falls on both.
+"Ours" is the encoding part of a prediction: preprocessing, the int8 trunk, and the float tail. The
+reference is the source ONNX model on preprocessed pixels, so the ratio includes all overhead. Both
+alternate on every image, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from anytimecl.backbone.embedded.assemble import SOURCE, read_member
 from anytimecl.backbone.embedded.fetch import catalogue
 
 WARM_UP = 3
-SETTLE = 0.1  # seconds; onnxruntime's threads spin on after a run, and would slow the next one
+SETTLE = 0.1  # seconds; onnxruntime's threads spin after a run and would slow the next one
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Print the two medians and their ratio; fail if the ratio is over the limit."""
+    """Print both medians and their ratio; fail if it exceeds the limit."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.encode", description=__doc__.splitlines()[0] if __doc__ else None
     )
@@ -47,7 +47,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def measure(count: int) -> tuple[list[float], list[float]]:
-    """Seconds for each image: ours, and the reference."""
+    """Seconds per image: ours, and the reference."""
     backbone = embedded.load()
     wheel = embedded.wheel_folder() / catalogue()[1][SOURCE].file
     source = onnxruntime.InferenceSession(read_member(wheel), providers=["CPUExecutionProvider"])

@@ -3,11 +3,11 @@
     python -m benchmarks.encoders DATA [--tasks cifar100,pets,resisc12] [--seeds 0,1,2]
                                   [--device cuda] [--validation] [--per-class 5] [--out FILE]
 
-DATA is the folder of data sets, each NAME.zip or NAME/. Every example is scored by all
-models, then learned by both tuned ones, in one random order a seed. After 2, 4, 8, 16, 32, 64 and
-100 % of them each column answers the whole test split or, with --validation, the training images
-that the lab holds out. Prints a table a task, mean over seeds; --out keeps every
-figure as a line of JSON.
+DATA is the folder of data sets, each NAME.zip or NAME/. Every example is scored by all models, then
+learned by both tuned ones, in a random order per seed. After 2, 4, 8, 16, 32, 64 and 100 % of them
+each column is evaluated on the whole test split or, with --validation, on training images that the
+lab holds out. Prints a table per task, mean over seeds; --out appends every figure as a line of
+JSON.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PAIR, THREE = "CLIP, pool", "three, pool"
 
 @dataclass(frozen=True)
 class Side:
-    """One encoder's view of a task."""
+    """A task encoded by one encoder."""
 
     model: Backbone
     train: Tensor | TailInput
@@ -54,10 +54,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Task:
-    """A task, encoded by both."""
+    """A task encoded by both."""
 
     labels: list[str]  # [example]
-    targets: Tensor  # [asked image], index into names
+    targets: Tensor  # [test image], index into names
     names: list[str]
     vectors: dict[str, Tensor]
     clip: Side
@@ -67,7 +67,7 @@ class Task:
 def parts(
     name: str, data: Path, validation: bool, per_class: int | None
 ) -> tuple[Split, list[int], Split, list[int]]:
-    """What is learned and what is asked, as the lab has it: a split and images of it, twice."""
+    """Training and test images as in the lab: a split and indices into it, twice."""
     recipe = Recipe(
         "encoders",
         "",
@@ -85,7 +85,7 @@ def parts(
 def prepare(
     name: str, data: Path, clip: Backbone, dino: Backbone, validation: bool, per_class: int | None
 ) -> Task:
-    """The task on the device."""
+    """A task on the device."""
     split, learned, asked_split, asked = parts(name, data, validation, per_class)
     names = open_set(name, data).names
     vectors = clip.embed_labels(names)
@@ -112,7 +112,7 @@ def prepare(
 def stages(
     task: Task, seed: int, rates: LayerRates | None = None
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Learn the stream; after each stage, what every reading says [image, label]."""
+    """Learn the stream; after each stage, the scores [image, label] of every reading."""
     settings = Settings(seed=seed)
     clip = StreamLearner(
         task.clip.model.spec,
@@ -149,14 +149,14 @@ def stages(
 
 
 def joint_weights(clip: Model, dino: Model) -> dict[str, float]:
-    """Of all experts in one pool: both models have met the same examples in the same order."""
+    """Weights of all experts in one pool; both models saw the same examples in the same order."""
     scores, target, _ = clip.evidence_scores()
     others, _, _ = dino.evidence_scores()
     return weigh(scores | {f"DINOv2 {name}": others[name] for name in JOINING}, target)
 
 
 def readings(clip: Opinions, dino: Opinions, weights: dict[str, float]) -> dict[str, Tensor]:
-    """Every column: each model alone, the pool of CLIP's experts, the pool of all."""
+    """Every column: each model alone, the pool of CLIP's experts, the pool of all experts."""
     said = dino.everyone()
     joined = dict(clip.scores) | {f"DINOv2 {name}": said[name] for name in JOINING if name in said}
     found = {"original": clip.original, "CLIP": clip.tuned, "DINOv2": dino.tuned}
@@ -168,12 +168,12 @@ def readings(clip: Opinions, dino: Opinions, weights: dict[str, float]) -> dict[
 
 
 def accuracy(values: Tensor, targets: Tensor) -> float:
-    """In per cent."""
+    """Accuracy in per cent."""
     return 100 * float((values.argmax(1) == targets).float().mean())
 
 
 def show(task: str, rows: dict[str, dict[str, list[float]]]) -> None:
-    """A table: a row a stage, a column a reading, mean over seeds."""
+    """Print a table: a row per stage, a column per reading, mean over seeds."""
     columns = list(next(iter(rows.values())))
     print(f"\n### {task}\n\n| seen | " + " | ".join(columns) + " |")
     print("|---" * (len(columns) + 1) + "|")

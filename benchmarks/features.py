@@ -2,7 +2,7 @@
 
     python -m benchmarks.features DATA cifar100 pets ...
 
-They are encoded once, into the cache of `anytimecl_lab.features`.
+They are encoded once, and cached by `anytimecl_lab.features`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from anytimecl_lab.features import features as tokens_of
 
 @dataclass(frozen=True)
 class Features:
-    """A split of a data set, as the tail sees it."""
+    """Encoded images of a split."""
 
     tokens: NDArray[np.float16]  # [image, token, width]
     targets: NDArray[np.int64]  # [image]
@@ -30,7 +30,7 @@ class Features:
 
 
 def features(archive: Path, split: str, backbone: Backbone) -> Features:
-    """From disk, or encoded now."""
+    """Encode, or read from the cache."""
     refs = [ref for ref in iter_images(archive) if ref.split == split]
     part = archive_split(archive, split, refs)
     names = sorted(set(part.labels))

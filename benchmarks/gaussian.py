@@ -2,10 +2,10 @@
 
     python -m benchmarks.gaussian DATA [--tasks pets,resisc12,...] [--shots 1,4,16,0] [--seeds 0,1]
 
-Needs no learning, so all examples of a label (--shots 0) are as quick as one. What is held out is
-what `benchmarks.ablations` holds out. GDA, its nearest peer, stands beside it. A second table has
-how often the expert is right about what it learned, each example left out, which is what the pool
-weighs it by: it should be what held-out images get.
+Nothing is trained, so all examples of a label (--shots 0) take no longer than one. The held-out
+images are those of `benchmarks.ablations`. GDA, the most similar other method, is included. A
+second table has the expert's leave-one-out accuracy on learned examples, from which its pool weight
+is fitted: it should agree with the accuracy on held-out images.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ EVIDENCE = {
 def accuracies(
     learned: Tensor, targets: Tensor, held: Tensor, truth: Tensor, prior: Prior | None, scale: float
 ) -> dict[str, float]:
-    """Per cent right of the held-out vectors, by variant."""
+    """Accuracy (per cent) on held-out embeddings, by variant."""
     labels, found = int(truth.max()) + 1, {}
     for title, (name, value) in VARIANTS.items():
         with patch.object(gaussian, name, value):
             expert = GaussianExpert(learned.shape[1], prior)
             numbers = range(1, len(learned) + 1)
             expert.count(numbers, targets.tolist(), learned, labels)
-            expert.advance(16 + 2 * len(learned))  # its space follows all of them
+            expert.advance(16 + 2 * len(learned))  # updates its space with all of them
             found[title] = expert.scores(held, range(labels))
     peer = discriminants(learned.double(), targets, scale)
     found[PEER] = peer(held.double())
@@ -70,7 +70,7 @@ def accuracies(
 def evidence(
     learned: Tensor, targets: Tensor, held: Tensor, truth: Tensor, prior: Prior | None
 ) -> dict[str, float]:
-    """Per cent right: of the held-out images, and of those learned, each left out."""
+    """Accuracy (per cent) on held-out images, and leave-one-out on the learned ones."""
     labels, numbers = int(truth.max()) + 1, range(1, len(learned) + 1)
     expert = GaussianExpert(learned.shape[1], prior)
     expert.count(numbers, targets.tolist(), learned, labels)
@@ -86,7 +86,7 @@ def evidence(
 
 
 def vectors_of(archive: Path, backbone: Backbone) -> tuple[Tensor, NDArray[np.int64]]:
-    """Image vectors of a training split, and their labels' numbers."""
+    """Image embeddings of a training split, and the indices of their labels."""
     split = from_archive(archive.stem, archive).train
     assert split is not None
     names = sorted(set(split.labels))
@@ -123,7 +123,7 @@ def main(words: Sequence[str] | None = None) -> None:
                 column = f"{task}, {shots or 'all'}"
                 for title, value in got.items():
                     rows[title][column].append(value)
-                if shots != 1:  # of the only example of a label nothing is said
+                if shots != 1:  # leave-one-out needs two examples of a label
                     own_word = evidence(learned[chosen], taught, held, truth, backbone.prior)
                     for title, value in own_word.items():
                         weighed[title][column].append(value)
@@ -132,7 +132,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def told(title: str, kinds: Iterable[str], rows: Mapping[str, Mapping[str, list[float]]]) -> None:
-    """Mean over seeds, by task and number of examples."""
+    """Print means over seeds, by task and number of examples."""
     kinds = list(kinds)
     columns = list(rows[kinds[0]])
     table = Table("", *kinds, title=title)

@@ -2,11 +2,11 @@
 
     python -m benchmarks.generated [--calls 100000] [--seconds 7200] [--processes 2] [--seed 0]
 
-A service of its own process on a tiny random model: a memory each with a name, labels, sources,
-choices and pictures that are of it alone, and tokens for some memories and rights, most calls under
-one that may. Ends with 1 after a 5xx other than 503, an answer that the description does not know,
-no answer for 30 seconds, or anything of one memory in an answer about another or under a token that
-is not for it; also if what should be seen was not, or if there were fewer calls than asked for.
+The service runs in a process of its own with a tiny random model. Each memory has a name, labels,
+sources, choices and pictures that occur in no other; tokens are for some memories and rights, and
+most calls use a valid one. Exits with 1 after a 5xx other than 503, a response that is not in the
+description, no response for 30 seconds, or content of one memory in a response about another or to
+a token without access to it; also if expected content was not seen, or if there were too few calls.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ TOKENS = (ADMIN, WRITES, READS, Token("a token that nobody knows", (), 3), Token
 
 
 class Owner:
-    """Whoever the service belongs to: sees to it that there is always something to be leaked."""
+    """The administrator: ensures that every memory has content that could leak."""
 
     def __init__(self, url: str) -> None:
         self.url, self.session = url, requests.Session()
         self.session.headers["Authorization"] = f"Bearer {ADMIN.secret}"
 
     def ask(self, method: str, path: str, **words: Any) -> requests.Response:
-        """As whoever may do everything; again where it is told to wait."""
+        """A request with all rights; retried while the service is busy."""
         while True:
             answer = self.session.request(method, self.url + path, timeout=PATIENCE, **words)
             if answer.status_code not in (429, 503):
@@ -52,7 +52,7 @@ class Owner:
             time.sleep(0.5)
 
     def teach(self) -> None:
-        """Again, since a generated call may have had it forgotten, renamed or undone."""
+        """Restore the content, since a generated call may have forgotten, renamed or undone it."""
         names = [one["name"] for one in self.ask("GET", "/v1/memories").json()["memories"]]
         for name in {*NAMES, SCRATCH} - set(names):
             self.ask("POST", "/v1/memories", json={"name": name})
@@ -62,14 +62,14 @@ class Owner:
             self.ask("POST", f"/v1/memories/{name}/choices", json={"add": [f"{canary} to choose"]})
 
     def secrets(self) -> dict[str, tuple[bytes, ...]]:
-        """Its name first, for which somebody may ask anywhere who may ask for it at all."""
+        """By memory: its name first, which any permitted request may contain; then its content."""
         found = {}
         for name, canary in CANARY.items():
             path = f"/v1/memories/{name}/examples"
             [example] = self.ask("GET", path).json()["examples"]
             picture = self.ask("GET", f"{path}/{example['id']}/thumbnail")
             assert picture.status_code == 200, picture.text
-            # "default" is in every description; no other memory's name is.
+            # "default" is in every description, unlike the other names.
             known = canary if name == "default" else name
             found[name] = (known.encode(), canary.encode(), picture.content)
         return found
@@ -80,7 +80,7 @@ def _text(image: bytes) -> str:
 
 
 def make_world(owner: Owner) -> World:
-    """What the processes that call need to know."""
+    """What the calling processes need to know."""
     told = owner.ask("GET", "/v1/stats").json()
     return World(
         url=owner.url,
@@ -98,10 +98,10 @@ def make_world(owner: Owner) -> World:
 
 
 def call(owner: Owner, given: argparse.Namespace) -> Report:
-    """In several processes, since making calls takes longer than answering them."""
+    """Call in several processes, since generating calls takes longer than processing them."""
     world, report = make_world(owner), Report()
     share = -(-given.calls // given.processes)
-    context = multiprocessing.get_context("fork")  # they need not import it all again
+    context = multiprocessing.get_context("fork")  # forked, to save the imports
     with ProcessPoolExecutor(given.processes, context) as pool:
         first = given.seed * given.processes
         jobs = [
@@ -116,7 +116,7 @@ def call(owner: Owner, given: argparse.Namespace) -> Report:
 
 
 def judge(report: Report, asked: int, alive: bool) -> Verdicts:
-    """What holds, and what does not."""
+    """Check the results."""
     verdicts = Verdicts()
     verdicts.say(report.total >= asked, f"calls: {report.total} of {asked}")
     for kind in KINDS:

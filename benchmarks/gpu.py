@@ -3,13 +3,13 @@
     python -m benchmarks.gpu OUT [--examples 226080] [--device cuda] [--plot PICTURE]
     python -m benchmarks.gpu benchmarks/results/gpu.jsonl --plot docs/img/roofline.png --only-plot
 
-For ViT-B/32, B/16, L/14 and DINOv2 ViT-S/14 sizes (random weights; time does not depend on them):
+For ViT-B/32, B/16, L/14 and DINOv2 ViT-S/14 sizes (random weights; times do not depend on them):
 the online step as a captured graph, `learn_many` from a resident compressed memory, `learn_one`
-into a memory on disk, prediction, an offline step, and the plain reference. Before them, what the
-card can do at most: copying, multiplying, and so a step. Last, as many examples as the paper's
-eight tasks hold, learned one by one, estimates included. OUT gets one JSON line a figure. `--plot`
-draws the last run in it against the card's limits (`roofline.py`); with `--only-plot` nothing is
-measured, and no GPU needed.
+into a memory on disk, prediction, an offline step, and the plain reference. Before them, the limits
+of the card: copying, multiplying, and so a step. Last, as many examples as the paper's eight tasks
+have, learned one by one, estimates included. OUT gets one JSON line per figure. `--plot` draws its
+last run against the card's limits (`roofline.py`); with `--only-plot` nothing is measured, and no
+GPU needed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RESIDENT = 4096  # examples
 
 
 def milliseconds(run: Callable[[], Any], device: str, rounds: int = 20, each: int = 1) -> float:
-    """Median over rounds of `each` runs."""
+    """Median time per run, over rounds of `each` runs."""
     taken = []
     for number in range(rounds + 2):
         _wait(device)
@@ -65,7 +65,7 @@ def _wait(device: str) -> None:
 
 
 class Bench:
-    """One size on one device."""
+    """The benchmarks of one size on one device."""
 
     def __init__(self, size: Size, device: str, resident: int = RESIDENT) -> None:
         self.device, self.size = device, size
@@ -127,7 +127,7 @@ class Bench:
         return found
 
     def step(self, stream: StreamLearner) -> float:
-        """Of a stream that learns its first examples for that."""
+        """Time of a step; the stream learns its first examples for that."""
         stream.learn(range(200))
         assert stream._step is not None
         step = stream._step
@@ -144,7 +144,7 @@ class Bench:
         return tuned.softmax(1) + learner.original_logits(batch.tokens, batch.vectors).softmax(1)
 
     def learn_one(self) -> float:
-        """Compress, store durably, draw, decode, score, update: all but the trunk."""
+        """Time to compress, store durably, sample, decode, score and update: all but the trunk."""
         backbone = Backbone(self.spec, lambda pixels: pixels, self.tail, text=self._text)
         codec = make_codec("attention-pca", self.spec, self.tail)
         tokens = self.draw(self.size.tokens, self.size.width).cpu()
@@ -168,7 +168,7 @@ class Bench:
 
 
 def ceilings(device: str) -> dict[str, float]:
-    """What the card reaches when it does nothing else."""
+    """The card's maximum rates."""
     size = 1 << (28 if device == "cuda" else 22)
     a, b = (torch.empty(size, device=device) for _ in range(2))
     copied = 2 * 4 * size / milliseconds(lambda: a.copy_(b), device) / 1e9
@@ -196,7 +196,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def measure(out: Path, device: str, sizes: Sequence[str], examples: int) -> None:
-    """Everything, a line each to the end of `out`."""
+    """Run all benchmarks, and append a line for each to `out`."""
     torch.set_grad_enabled(False)
     card = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     about = {"card": card, "torch": torch.__version__}

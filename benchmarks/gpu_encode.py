@@ -2,10 +2,10 @@
 
     python -m benchmarks.gpu_encode OUT [--device cuda] [--images pets.zip]
 
-With --images, the embedded model itself on 256 of these images, in both of its precisions.
-Otherwise ViT-B/16 sizes, eleven blocks, random weights. For each: milliseconds a batch, how many
-times faster than float32 launched kernel by kernel, and the least cosine of a token. OUT gets one
-JSON line a figure. A CPU runs the same without graphs, to try the script.
+With --images, the embedded model on 256 of these images, in both of its precisions. Otherwise
+ViT-B/16 sizes, eleven blocks, random weights. For each: milliseconds per batch, speed-up over
+float32 launched kernel by kernel, and the smallest cosine of a token. OUT gets one JSON line per
+figure. On a CPU it runs without graphs, to test the script.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SPEC = TailSpec(BLOCKS, 1, WIDTH, 12, "quick_gelu", 1e-5)
 
 
 def trunk_weights() -> dict[str, Tensor]:
-    """Random, under the usual names."""
+    """Random weights under the usual names."""
     random = torch.Generator().manual_seed(0)
     count = (SIDE // PATCH) ** 2
 
@@ -57,7 +57,7 @@ def trunk_weights() -> dict[str, Tensor]:
 
 
 def ways(params: dict[str, Tensor], pixels: Tensor) -> dict[str, Callable[[], Tensor]]:
-    """By name; the first is the reference."""
+    """Implementations by name; the first is the reference."""
     light = {n: p.half() if n.endswith("weight") and p.dim() > 1 else p for n, p in params.items()}
 
     def plain() -> Tensor:
@@ -84,7 +84,7 @@ def ways(params: dict[str, Tensor], pixels: Tensor) -> dict[str, Callable[[], Te
 
 
 def captured(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """The same as one graph."""
+    """The same as one CUDA graph."""
     found: list[Tensor] = []
 
     def once() -> None:
@@ -100,7 +100,7 @@ def captured(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 
 def of_model(images: Path, device: str) -> Iterator[dict[str, Any]]:
-    """The embedded model in both precisions: the rate, and the least cosine of image vectors."""
+    """The embedded model in both precisions: the rate, and the smallest cosine of embeddings."""
     refs = list(itertools.islice(iter_images(images), 256))
     found: dict[str, Tensor] = {}
     reference = 0.0

@@ -2,8 +2,8 @@
 
     python -m benchmarks.hostile PORT SECONDS [ATTACK ...]
 
-Each attacks until `end`, hangs up without reading its answers, and counts what it sent. They have a
-process of their own, so that what they cost is not taken for what the server makes others wait.
+Each attacks until `end`, disconnects without reading responses, and counts what it sent. They run
+in a process of their own, so that their cost is not attributed to the server.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Address = tuple[str, int]
 
 
 def picture(mode: str, size: tuple[int, int]) -> bytes:
-    """A PNG of one colour: a few bytes, however large it is."""
+    """A PNG of one colour: a few bytes, whatever its size."""
     out = io.BytesIO()
     Image.new(mode, size).save(out, "PNG")
     return out.getvalue()
 
 
 def form(images: list[bytes]) -> bytes:
-    """A whole request to predict."""
+    """A complete prediction request."""
     edge = "edge-of-a-part"
     file = f'--{edge}\r\nContent-Disposition: form-data; name="images"; filename="x"\r\n\r\n'
     labels = "".join(
@@ -65,7 +65,7 @@ async def send_and_hang_up(address: Address, data: bytes, stay: float) -> None:
 
 
 async def large_images(address: Address, end: float, sent: Counter[str]) -> None:
-    """193 KiB a request, 32 images of 49.7 megapixels in it; then as many as are let in."""
+    """193 KiB per request with 32 images of 49.7 megapixels; then as many as are accepted."""
     image = picture("1", (7050, 7050))
     for count in (32, 32, 32):
         await send_and_hang_up(address, form([image] * count), 0.2)
@@ -76,7 +76,7 @@ async def large_images(address: Address, end: float, sent: Counter[str]) -> None
 
 
 async def tiny_batches(address: Address, end: float, sent: Counter[str]) -> None:
-    """32 images a request that cost nothing to send, and a pass through the trunk each."""
+    """32 images per request that cost nothing to send, and a pass through the trunk each."""
     data = form([picture("1", (8, 8))] * 32)
     while time.monotonic() < end:
         await send_and_hang_up(address, data, random.uniform(0.1, 2))
@@ -84,7 +84,7 @@ async def tiny_batches(address: Address, end: float, sent: Counter[str]) -> None
 
 
 async def empty_parts(address: Address, end: float, sent: Counter[str]) -> None:
-    """Files of nothing but empty chunks and comments, which readers go through one by one."""
+    """Files of nothing but empty chunks and comments, which decoders parse one by one."""
     gif = io.BytesIO()
     Image.new("P", (8, 8)).save(gif, "GIF")
     plain = gif.getvalue()
@@ -100,7 +100,7 @@ async def empty_parts(address: Address, end: float, sent: Counter[str]) -> None:
 
 
 async def big_bodies(address: Address, end: float, sent: Counter[str]) -> None:
-    """As many bytes as a request may have, in base64, of no image at all."""
+    """Requests of the maximum size, with base64 that is not an image."""
     rubbish = base64.b64encode(random.Random(0).randbytes(700_000)).decode()
     data = request(
         json.dumps({"images": [rubbish] * 32, "labels": ["a", "b"]}).encode(), "application/json"
@@ -111,7 +111,7 @@ async def big_bodies(address: Address, end: float, sent: Counter[str]) -> None:
 
 
 async def many_parts(address: Address, end: float, sent: Counter[str]) -> None:
-    """JSON of which a parser makes thirty times as much, and which it takes seconds for."""
+    """JSON that takes thirty times its size in RAM, and seconds to parse."""
     most = 31 << 20
     keys = b"".join(b',"%x":1' % number for number in range(most // 10))
     data = [
@@ -133,7 +133,7 @@ async def crumbs(address: Address, end: float, sent: Counter[str]) -> None:
 
 
 async def scans_and_floats(address: Address, end: float, sent: Counter[str]) -> None:
-    """Images whose readers hold far more than their pixels."""
+    """Images whose decoders use far more memory than their pixels."""
     out = io.BytesIO()
     Image.new("F", (4600, 4600)).save(out, "TIFF", compression="tiff_adobe_deflate")
     data = [form([jpeg_in_scans(7048)]), form([out.getvalue()])]
@@ -143,7 +143,7 @@ async def scans_and_floats(address: Address, end: float, sent: Counter[str]) -> 
 
 
 def jpeg_in_scans(side: int) -> bytes:
-    """A grey sequential JPEG whose four components come one after the other."""
+    """A grey sequential JPEG with its four components in separate scans."""
 
     def segment(marker: int, content: bytes) -> bytes:
         return struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content
@@ -155,14 +155,14 @@ def jpeg_in_scans(side: int) -> bytes:
         segment(0xC0, struct.pack(">BHHB", 8, side, side, 4) + frame),
         *(segment(0xC4, bytes([table, 1, *[0] * 15, 0])) for table in (0x00, 0x10)),
     ]
-    blocks = (-(-side // 8)) ** 2  # each of two bits: nothing changes
+    blocks = (-(-side // 8)) ** 2  # of two bits each: no change
     for one in range(1, 5):
         parts += [segment(0xDA, bytes([1, one, 0, 0, 0x3F, 0])), bytes(-(-blocks // 4))]
     return b"".join([*parts, b"\xff\xd9"])
 
 
 async def new_labels(address: Address, end: float, sent: Counter[str]) -> None:
-    """As many labels as a request may have, that nobody ever asked about."""
+    """As many new labels as a request may have."""
     image = base64.b64encode(picture("1", (8, 8))).decode()
     while time.monotonic() < end:
         labels = [f"thing {random.getrandbits(60)}" for _ in range(2000)]
@@ -172,7 +172,7 @@ async def new_labels(address: Address, end: float, sent: Counter[str]) -> None:
 
 
 async def long_reads(address: Address, end: float, sent: Counter[str]) -> None:
-    """Everything that takes longer the more is stored."""
+    """Requests whose cost grows with the memory."""
     while time.monotonic() < end:
         path = random.choice(("backup", "export", "examples?suspicious=true&limit=200", "audit"))
         data = f"GET /v1/{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
@@ -181,13 +181,13 @@ async def long_reads(address: Address, end: float, sent: Counter[str]) -> None:
 
 
 async def idle_sockets(address: Address, end: float, sent: Counter[str]) -> None:
-    """More connections than are allowed, each with a head that does not end."""
+    """More connections than allowed, each with an incomplete head."""
     await hold(address, end, b"GET / HTTP/1.1\r\nX-Slow: ")
     sent["floods of idle sockets"] += 1
 
 
 async def slow_bodies(address: Address, end: float, sent: Counter[str]) -> None:
-    """More connections than are allowed, each with a body that does not end."""
+    """More connections than allowed, each with an incomplete body."""
     await hold(address, end, head(10**6, "application/json") + b"{")
     sent["floods of bodies that do not end"] += 1
 
@@ -207,7 +207,7 @@ async def hold(address: Address, end: float, data: bytes) -> None:
 
 
 async def hoards(address: Address, end: float, sent: Counter[str]) -> None:
-    """As much as all uploads may be together, but for the last byte of each."""
+    """As many bytes as all uploads may have together, each without its last byte."""
     most = 31 << 20
     data = head(most + 1, "application/json") + bytes(most)
     while time.monotonic() < end:
@@ -216,14 +216,14 @@ async def hoards(address: Address, end: float, sent: Counter[str]) -> None:
 
 
 async def slow_readers(address: Address, end: float, sent: Counter[str]) -> None:
-    """They ask for much, and take none of it."""
+    """Large responses that are never read."""
     data = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100
     while time.monotonic() < end:
         await send_and_hang_up(address, data, 5)
         sent["answers never read"] += 100
 
 
-ATTACKS = {  # how many of each at once
+ATTACKS = {  # concurrent clients of each
     large_images: 3,
     tiny_batches: 3,
     empty_parts: 2,
@@ -241,7 +241,7 @@ ATTACKS = {  # how many of each at once
 
 
 async def all_at_once(address: Address, end: float, names: list[str]) -> Counter[str]:
-    """Every attack, or those named, until `end`."""
+    """Run all attacks, or those named, until `end`."""
     sent: Counter[str] = Counter()
     chosen = [
         attack

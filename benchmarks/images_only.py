@@ -3,10 +3,10 @@
     python -m benchmarks.images_only DATA [--task pets] [--model dinov2-small] [--seeds 0,1,2]
                                      [--train 10] [--asked 15]
 
-Labels are codes to such a model. DATA is the folder of data sets; so many images of each label are
-learned one by one, in a random order a seed, and so many of the test split are asked about, over
-the labels learned so far: a memory of such a model refuses others. After 25, 50 and 100 % of them:
-what the pool answers right, what its Gaussian expert alone does, and the tuned model alone.
+Labels are codes to such a model. DATA is the folder of data sets. A number of images per label is
+learned one by one, in a random order per seed, and a number of test images is evaluated over the
+labels learned so far: a memory of such a model rejects others. After 25, 50 and 100 % of them:
+accuracies of the pool, of its Gaussian expert alone, and of the tuned model alone.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main(words: Sequence[str] | None = None) -> None:
 def _accuracies(
     stream: StreamLearner, vectors: Mapping[str, Tensor], asked: Any, truth: Sequence[str]
 ) -> list[float]:
-    """Of the pool, its Gaussian expert and the tuned model; a label not learned yet is wrong."""
+    """Of the pool, its Gaussian expert and the tuned model; unseen labels count as wrong."""
     names = [name for name in vectors if name in stream.rows]
     columns = torch.stack([vectors[name] for name in names])
     target = torch.tensor([names.index(label) if label in names else -1 for label in truth])

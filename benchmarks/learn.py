@@ -2,11 +2,11 @@
 
     python -m benchmarks.learn [--examples 1000000] [--images 30] [--files 300]
 
-1. `learn_one` on the embedded model against encoding the same image, in turns.
-2. `learn_many` from JPEG files, as `anytimecl learn` does it, against reading and encoding them
-   alone: 30 files at a time, in turns.
-3. A step of the method (draw, read, decode, update) with a thousand stored examples and with a
-   million, in turns, both on disk; ViT-B/32 sizes.
+1. `learn_one` with the embedded model, relative to encoding the same image; alternating.
+2. `learn_many` from JPEG files, as in `anytimecl learn`, relative to reading and encoding them
+   only: 30 files at a time, alternating.
+3. A step of the method (sample, read, decode, update) with a thousand stored examples and with a
+   million, alternating, both on disk; ViT-B/32 sizes.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ AT_ONCE = 30  # files
 
 
 def pictures(count: int) -> list[Image.Image]:
-    """Photo-sized noise; the trunk's cost does not depend on what is in a picture."""
+    """Photo-sized noise; the trunk's cost does not depend on the content."""
     random = np.random.default_rng(0)
     small = random.integers(0, 256, (count, 12, 16, 3), dtype=np.uint8)
     return [Image.fromarray(pixels).resize((640, 480)) for pixels in small]
 
 
 def learn_against_encode(count: int = 30) -> None:
-    """Medians, and the ratio."""
+    """Print medians and their ratio."""
     backbone = load("embedded")
     images = pictures(count)
     encode, learn = [], []
@@ -69,7 +69,7 @@ def learn_against_encode(count: int = 30) -> None:
 
 
 def folder_against_encode(count: int = 300) -> None:
-    """Files in a second, and the ratio of the rates."""
+    """Print files per second, and the ratio of the rates."""
     backbone = load("embedded")
     encode = learn = 0.0
     with (
@@ -87,7 +87,7 @@ def folder_against_encode(count: int = 300) -> None:
                 backbone.encode([load_image(file)])
             middle = time.perf_counter()
             clf.learn_many([(file, f"label {i % 10}") for i, file in enumerate(some)])
-            if start:  # the first portion fills the batch
+            if start:  # the first portion is the warm-up
                 encode += middle - began
                 learn += time.perf_counter() - middle
     done = count - AT_ONCE
@@ -99,14 +99,14 @@ def folder_against_encode(count: int = 300) -> None:
 
 
 class _Noise:
-    """A text side for timing: any label gets some unit vector."""
+    """A text encoder for timing, with random unit vectors."""
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         return F.normalize(torch.randn(len(texts), DIM), dim=-1)
 
 
 def plain_backbone() -> Backbone:
-    """Of ViT-B/32 sizes, with random weights and without a trunk."""
+    """ViT-B/32 sizes, random weights, no trunk."""
     torch.manual_seed(0)
     spec = make_spec(50)
     tail = make_tail(spec)
@@ -114,7 +114,7 @@ def plain_backbone() -> Backbone:
 
 
 def filled(folder: Path, backbone: Backbone, record: bytes, count: int) -> JournaledTrainer:
-    """A trainer with `count` stored examples, as it is after opening such a memory."""
+    """A trainer with `count` stored examples, as after opening such a memory."""
     memory = open_memory(folder, create={}, cache_bytes=1 << 28)
     for start in track(range(0, count, 10_000), f"storing {count:,} examples"):
         rows = [
@@ -132,7 +132,7 @@ def filled(folder: Path, backbone: Backbone, record: bytes, count: int) -> Journ
 
 
 def large_against_small(count: int, rounds: int = 40) -> None:
-    """A step with `count` examples against one with a thousand."""
+    """Time of a step with `count` examples relative to one with a thousand."""
     backbone = plain_backbone()
     record = make_codec("attention-pca", backbone.spec, backbone.tail).encode(torch.randn(50, 768))
     with tempfile.TemporaryDirectory() as folder:

@@ -2,16 +2,16 @@
 
     python -m benchmarks.load [--seconds 300] [--predictors 50] [--learners 2] [--parts load,...]
 
-1. Predictors alone, for a third of the time; then the same while learners teach, for the rest.
+1. Predictors alone, for a third of the time; then beside learners, for the rest.
    Prints the quantiles of both and their ratio, every status that came, and the server's RAM.
 2. A few honest clients alone, then beside the attacks of `benchmarks.hostile`, all at once and from
    the same machine. Prints what the honest ones saw, what was sent, and the server's peak of RAM.
-3. The disk is full while they predict and teach, and has room again.
-4. The server is killed while learners teach, and started again, several times. Prints how many
+3. The disk is full while they predict and learn, and then has space again.
+4. The server is killed during learning, and restarted, several times. Prints how many
    acknowledged examples are missing or stored twice.
-Ends with 1 if a bound does not hold: an error other than 429 (or, with a full disk, 503 for a
-lesson), a p99 over three times that without learning or attackers, more RAM than is documented, RAM
-that goes on growing, an acknowledged example that is not there exactly once.
+Exits with 1 if a bound does not hold: an error other than 429 (or, with a full disk, 503 for a
+learn request), a p99 over three times that without learning or attackers, more RAM than documented,
+RAM that keeps growing, an acknowledged example that is not stored exactly once.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from anytimecl.memory import open_memory
 from benchmarks import hostile
 
 LABELS = [f"label {number}" for number in range(10)]
-RATIO = 3.0  # p99 with learning over p99 without, at most
-DOCUMENTED = 1900 << 20  # bytes of RAM at most, by docs/serve.md
+RATIO = 3.0  # of p99 with learning to p99 without, at most
+DOCUMENTED = 1900 << 20  # bytes of RAM, limit documented in docs/serve.md
 PARTS = ("load", "attacks", "disk", "kills")
-GROWTH = 64 << 20  # bytes of RAM from the middle of the run to its end, besides stored examples
+GROWTH = 64 << 20  # bytes of RAM in the second half of the run, besides stored examples
 
 
 async def predictor(server: Server, images: list[bytes], end: float, tally: Tally) -> None:
@@ -67,7 +67,7 @@ async def predictor(server: Server, images: list[bytes], end: float, tally: Tall
 
 
 async def learner(server: Server, end: float, tally: Tally, acknowledged: dict[str, int]) -> None:
-    """Every image but once: one that is taught again is the same example."""
+    """Learns each image once; repeated images would be the same example."""
     connection, number = Connection(server), random.getrandbits(60)
     while time.monotonic() < end:
         body, kind = form([("label", LABELS[number % 10])], "image", noise(number))
@@ -95,7 +95,7 @@ async def watch(server: Server, end: float, seen: list[tuple[float, int]]) -> No
 
 
 def told(name: str, tally: Tally, seconds: float) -> float:
-    """Print a line; the p99."""
+    """Print a line; returns the p99."""
     cuts = quantiles(tally.seconds or [0.0, 0.0], n=100)
     print(
         f"{name}: {len(tally.seconds) / seconds:.1f}/s, p50 {1000 * cuts[49]:.0f} ms, "
@@ -108,7 +108,7 @@ def told(name: str, tally: Tally, seconds: float) -> float:
 async def load(
     server: Server, given: argparse.Namespace, images: list[bytes], verdicts: Verdicts
 ) -> None:
-    """The first part."""
+    """Part 1."""
     alone, beside, lessons = Tally(), Tally(), Tally()
     acknowledged: dict[str, int] = {}
     warm = time.monotonic() + 5
@@ -147,7 +147,7 @@ async def load(
 async def attacks(
     server: Server, given: argparse.Namespace, images: list[bytes], verdicts: Verdicts
 ) -> None:
-    """The second part."""
+    """Part 2."""
     alone, beside, lessons = Tally(), Tally(), Tally()
     acknowledged: dict[str, int] = {}
     warm = time.monotonic() + 5
@@ -187,7 +187,7 @@ async def attacks(
 
 
 async def server_errors(server: Server) -> int:
-    """Answers of 5xx to anybody, hostile or not, as the server itself counts them."""
+    """Number of 5xx responses to any client, from the server's metrics."""
     _, text = await Connection(server).get("/metrics")
     counts = re.findall(rb'request_seconds_count{[^}]*status="5\d\d"} ([\d.]+)', text)
     return round(sum(map(float, counts)))
@@ -196,7 +196,7 @@ async def server_errors(server: Server) -> int:
 async def full_disk(
     server: Server, given: argparse.Namespace, images: list[bytes], verdicts: Verdicts
 ) -> None:
-    """The third part."""
+    """Part 3."""
     seconds = min(20.0, given.seconds / 3)
     for name, size, allowed in (
         ("with room", -1, {"200", "429"}),
@@ -217,7 +217,7 @@ async def full_disk(
 
 
 def kills(memory: Path, rounds: int, verdicts: Verdicts) -> None:
-    """The fourth part."""
+    """Part 4."""
     acknowledged: dict[str, int] = {}
     for number in range(rounds):
         server = Server(memory)

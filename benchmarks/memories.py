@@ -2,13 +2,14 @@
 
     python -m benchmarks.memories [--seconds 600] [--clients 20] [--kill-every 60] [--tiny]
 
-Every client predicts and teaches in turn, in one of three memories, and sends a lesson whose answer
-a kill cut off again under its key. Prints how many acknowledged examples are lost or stored twice,
-and how RAM changes over the second half: a line is fitted to what the server held just before each
-kill, and one to all that was seen of its last life. `--tiny` takes a random model of a few
-kilobytes, for machines that would do nothing but run the real one.
-Ends with 1 if anything acknowledged is lost or twice, if anybody sees an error but 429, or if RAM
-before kills grows by more than a hundredth a minute.
+Every client alternates predictions and learning in one of three memories, and resends a learn
+request under its key if a kill cut off the response. Prints how many acknowledged examples are lost
+or stored twice, and the trend of RAM over the second half: linear fits to the usage just before
+each kill, and to all measurements of the last process. `--tiny` uses a random model of a few
+kilobytes, for slow machines.
+
+Exits with 1 if an acknowledged example is lost or stored twice, if a client sees an error other
+than 429, or if RAM before kills grows by more than a hundredth per minute.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from anytimecl.memory import open_memory
 
 NAMES = ("default", "cats", "dogs")
 LABELS = [f"label {number}" for number in range(10)]
-FLAT = 0.01  # of the RAM: what it may grow by in a minute
-WARM = 5.0  # seconds of a life that are no part of the line
+FLAT = 0.01  # allowed growth of RAM per minute, relative
+WARM = 5.0  # seconds after a start that are not part of the fit
 
 
 @dataclass
 class Run:
-    """The server of now, and what its clients and we have seen."""
+    """The current server, and the measurements."""
 
     server: Server
     end: float
@@ -46,11 +47,11 @@ class Run:
     sent: dict[str, set[str]] = field(default_factory=lambda: {name: set() for name in NAMES})
     statuses: Counter[str] = field(default_factory=Counter)
     held: list[tuple[float, float]] = field(default_factory=list)  # before each kill: time, MiB
-    life: list[tuple[float, float]] = field(default_factory=list)  # of the server of now
+    life: list[tuple[float, float]] = field(default_factory=list)  # of the current server
 
 
 async def client(run: Run, number: int, images: list[bytes]) -> None:
-    """In its memory, one request after another."""
+    """Send one request after another to one memory."""
     memory = NAMES[number % len(NAMES)]
     base, count = f"/v1/memories/{memory}", 0
     ask = form([("labels", label) for label in LABELS], "images", images[number % len(images)])
@@ -68,7 +69,7 @@ async def client(run: Run, number: int, images: list[bytes]) -> None:
 async def until_answered(
     run: Run, path: str, body: bytes, kind: str, key: str
 ) -> dict[str, int] | None:
-    """Sent again after a kill, and after 429. None where the time is over."""
+    """Retry after a kill and after 429. None if the time is over."""
     while time.monotonic() < run.end:
         connection = Connection(run.server)
         try:
@@ -87,7 +88,7 @@ async def until_answered(
 
 
 async def kill(run: Run, memory: Path, words: list[str], every: float) -> None:
-    """Again and again, each time starting it anew; the last one lives to the end."""
+    """Kill and restart the server repeatedly; the last one runs to the end."""
     while time.monotonic() + every < run.end:
         began = time.monotonic()
         while time.monotonic() < began + every:
@@ -105,7 +106,7 @@ async def kill(run: Run, memory: Path, words: list[str], every: float) -> None:
 
 
 def slope(seen: list[tuple[float, float]]) -> float:
-    """MiB a minute, by least squares."""
+    """MiB per minute, by least squares."""
     if len(seen) < 2:
         return float("nan")
     times, sizes = np.array(seen).T
@@ -113,9 +114,9 @@ def slope(seen: list[tuple[float, float]]) -> float:
 
 
 def count(folder: Path, acknowledged: dict[str, int], sent: set[str]) -> tuple[int, int, int]:
-    """How many are lost, stored twice, and stored although their answer was cut off.
+    """Examples lost, stored twice, and stored although the response was cut off.
 
-    Twice is what is stored beyond one for each key that was ever sent, and two keys of one example.
+    Stored twice: examples in excess of the keys ever sent, and examples with two keys.
     """
     with open_memory(folder, read_only=True) as store:
         lost = sum(store.has_key(key) != example for key, example in acknowledged.items())

@@ -3,13 +3,12 @@
     python -m benchmarks.memory [--records 1000000] [--size 4400] [--labels 1000] [--folder DIR]
     python -m benchmarks.memory --layouts
 
-Records are random bytes whose sizes vary by a tenth around `--size`. The reference, in the same
-run, is a plain table with one row for each record, at a fiftieth of the count: its disk use in
-proportion to the payload, and its time to read 31 records by id. A memory that `--folder` holds
-already is measured as it is; without `--folder` one is filled (about 5 GB) and removed again.
-The draws find the database in the system's page cache, and mostly not in the memory's own.
-
-`--layouts` compares the disk use of ours with that of one row a record in pages of other sizes.
+Records are random bytes with sizes that vary by a tenth around `--size`. The reference, in the same
+run, is a plain table with one row per record, at a fiftieth of the count: its disk use in
+proportion to the payload, and its time to read 31 records by id. An existing memory in `--folder`
+is measured as it is; without `--folder` one is filled (about 5 GB) and removed again. Reads hit the
+system's page cache, but mostly not the memory's own cache. `--layouts` compares the disk use with
+that of one row per record for other page sizes.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from anytimecl.sampling import ClassBalanced
 LIMITS = {"open": 3.0, "draw": 1.0, "ram": 150.0, "disk": 1.05}
 DRAWS = 2000
 BATCH = 31
-AT_ONCE = 2000  # records in one transaction while filling
+AT_ONCE = 2000  # records per transaction while filling
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Fill, measure in a fresh process, print, and fail if a limit is broken."""
+    """Fill, measure in a fresh process, print, and fail if a limit is exceeded."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.memory", description=__doc__.splitlines()[0] if __doc__ else None
     )
@@ -91,7 +90,7 @@ def report(found: dict[str, float], plain: dict[str, float]) -> None:
 
 
 def fill(folder: Path, records: int, size: int, labels: int) -> None:
-    """Random records under labels of which some are frequent and most are not."""
+    """Random records, with few frequent and many rare labels."""
     rng = random.Random(0)
     began = time.perf_counter()
     with open_memory(folder, create={"benchmark": "memory"}) as memory:
@@ -103,7 +102,7 @@ def fill(folder: Path, records: int, size: int, labels: int) -> None:
 
 
 def measure(folder: Path) -> dict[str, float]:
-    """All figures of ours, in a process that has done nothing else."""
+    """All figures of the memory, in a fresh process."""
     resident = _resident()
     began, worked = time.perf_counter(), time.process_time()
     memory = open_memory(folder)
@@ -140,7 +139,7 @@ def measure(folder: Path) -> dict[str, float]:
 
 
 def layouts() -> None:
-    """Disk in proportion to the payload, for records of several sizes, in several layouts."""
+    """Print disk use relative to the payload, by record size and layout."""
     pages = [1024, 4096, 8192, 16384, 32768, 65536]
     print("disk, times the payload; sizes vary by a tenth")
     print("record size   ours  " + "".join(f"{page // 1024:4} KB" for page in pages))
@@ -157,7 +156,7 @@ def layouts() -> None:
 
 
 def reference(path: Path, records: int, size: int, page: int = 4096) -> dict[str, float]:
-    """One row a record."""
+    """One row per record."""
     rng = random.Random(0)
     db = sqlite3.connect(path)
     db.execute(f"PRAGMA page_size = {page}")
@@ -183,7 +182,7 @@ def _row(rng: random.Random, size: int, labels: int) -> Row:
 
 
 def _median(times: int, run: Callable[[], object]) -> float:
-    """Milliseconds."""
+    """Median in milliseconds."""
     spent = []
     for _ in range(times):
         began = time.perf_counter()
@@ -193,14 +192,14 @@ def _median(times: int, run: Callable[[], object]) -> float:
 
 
 def _warm(path: Path) -> None:
-    """Have the system read the file into its page cache."""
+    """Read the file into the system's page cache."""
     with path.open("rb", buffering=0) as file:
         while file.read(1 << 24):
             pass
 
 
 def _resident() -> int:
-    """Bytes of RAM that this process holds now."""
+    """Resident memory of this process, in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

@@ -2,12 +2,11 @@
 
     python -m benchmarks.models [--rounds 5] [--models "SigLIP B/16; DINOv2 S/14"]
 
-Real sizes, random weights: nothing is downloaded, and time does not depend on what weights say.
-"encode" is the trunk for one image that is there as pixels, in float; "lesson" is `learn_tokens`
-with a memory on disk and its default codec, "from an image" is `learn_one`, which is both. Each
-takes turns with CLIP ViT-B/16's, in the same way; in brackets is the ratio of the medians. All
-times are of the processor, in which what else a machine does has no part. "stored" is what the
-memory keeps of an image.
+Real sizes with random weights: nothing is downloaded, and times do not depend on weights. "encode"
+is the trunk for one preprocessed image, in float; "lesson" is `learn_tokens` with a memory on disk
+and its default codec; "from an image" is `learn_one`, which is both. Each alternates with CLIP
+ViT-B/16; the ratio of the medians is in brackets. Times are CPU time, which other load on the
+machine does not affect. "stored" is the size of an image in the memory.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ from anytimecl.backbone.spec import Preprocess, Rotary, Spec, TailSpec
 from anytimecl.backbone.trunk import TorchTrunk
 
 TIMED = ("encode", "lesson", "from an image")
-WARM_UP, LABELS, STORED = 2, 10, 40  # STORED: examples before a lesson counts: a batch is full
+WARM_UP, LABELS, STORED = 2, 10, 40  # STORED: examples before timing, for full batches
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A model's image side in numbers."""
+    """Sizes of a model's image encoder."""
 
     patch: int
     width: int = 768
     blocks: int = 12
     side: int = 224
-    before: int = 1  # tokens before the patches: class token and registers
+    before: int = 1  # prefix tokens: class token and registers
     pool: str = "cls"
-    dim: int | None = 512  # of the projection; None: there is none
+    dim: int | None = 512  # of the projection; None: no projection
     text: bool = True
 
     @property
@@ -57,7 +56,7 @@ class Kind:
 
 REFERENCE = "CLIP B/16"
 KINDS = {
-    REFERENCE: Kind(16),  # Chinese CLIP's and open_clip's are the same
+    REFERENCE: Kind(16),  # also Chinese CLIP's and open_clip's
     "CLIP B/32": Kind(32),
     "CLIP L/14": Kind(14, width=1024, blocks=24, dim=768),
     "MetaCLIP 2 H/14": Kind(14, width=1280, blocks=32, dim=1024),
@@ -74,7 +73,7 @@ KINDS = {
 
 
 def made(name: str, kind: Kind) -> Backbone:
-    """Such a model with random weights and the tail that it has by default."""
+    """Such a model with random weights and its default tail."""
     random = torch.Generator().manual_seed(0)
     width, grid = kind.width, kind.side // kind.patch
 
@@ -131,12 +130,12 @@ def made(name: str, kind: Kind) -> Backbone:
 
 
 def _noise(dim: int) -> Any:
-    """A text side for timing: any label gets some unit vector."""
+    """A text encoder for timing, with random unit vectors."""
     return lambda texts: F.normalize(torch.randn(len(texts), dim), dim=-1)
 
 
 class Side:
-    """One model and a memory of it."""
+    """A model and a memory with it."""
 
     def __init__(self, name: str, kind: Kind, stack: ExitStack) -> None:
         self.model = made(name, kind)
@@ -145,7 +144,7 @@ class Side:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         opened = AnytimeClassifier.open(folder, model=self.model)
         self.classifier = stack.enter_context(opened)
-        self._numbers = itertools.count()  # an image that is taught again is no new example
+        self._numbers = itertools.count()  # unique images: a repeated one is not a new example
         for _ in range(STORED):
             self._lesson()
         self.times: dict[str, list[float]] = {}
@@ -176,7 +175,7 @@ class Side:
 
     @property
     def megabytes(self) -> float:
-        """Of the image side, in float."""
+        """Size of the image encoder, in float."""
         trunk = self.model.trunk
         assert isinstance(trunk, TorchTrunk)
         weights = itertools.chain(trunk.params.values(), self.model.tail.values())
@@ -184,7 +183,7 @@ class Side:
 
     @property
     def stored(self) -> float:
-        """Kilobytes of an image."""
+        """Kilobytes per image."""
         memory = self.classifier.memory
         records = memory.stored([example for example, _ in memory.ids()])
         return median(len(each.record) for each in records) / 1e3

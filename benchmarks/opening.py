@@ -2,9 +2,9 @@
 
     python -m benchmarks.opening [--rounds 5] [--limit 1.7] [--megabytes 500]
 
-`anytimecl predict IMAGE --labels ...` on the embedded model, whose labels lie in the cache, against
-`python -c "import torch, onnxruntime"`: whole processes, in turns, each with its time on the clock,
-its time on processors and its peak of RAM. The ratio is that of the medians of the clock.
+`anytimecl predict IMAGE --labels ...` with the embedded model and cached labels, against `python -c
+"import torch, onnxruntime"`: whole processes, alternating, with wall-clock time, CPU time and peak
+RAM of each. The ratio is that of the median wall-clock times.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IMPORTS = [sys.executable, "-c", "import torch, onnxruntime"]
 
 
 class Run(NamedTuple):
-    """What one process took."""
+    """Cost of one process."""
 
     seconds: float
     processor: float  # seconds
@@ -35,7 +35,7 @@ class Run(NamedTuple):
 
 
 def run(command: Sequence[str]) -> Run:
-    """One process, from its start to its end; what it says is dropped."""
+    """Run a process to its end; its output is discarded."""
     began = time.perf_counter()
     child = os.posix_spawn(
         command[0],
@@ -50,7 +50,7 @@ def run(command: Sequence[str]) -> Run:
 
 
 def _megabytes(used: resource.struct_rusage) -> float:
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, kilobytes elsewhere
+    unit = 1 if sys.platform == "darwin" else 1024  # unit of ru_maxrss
     return used.ru_maxrss * unit / 1e6
 
 
@@ -66,7 +66,7 @@ def main(words: Sequence[str] | None = None) -> None:
         program = [sys.executable, "-m", "anytimecl.cli", "predict", str(image)]
         commands = {"imports": IMPORTS, "predict": [*program, "--labels", LABELS]}
         for command in commands.values():
-            run(command)  # labels and files are in their caches now
+            run(command)  # fills the caches of labels and files
         runs = {name: [run(commands[name])] for name in commands}
         for _ in range(given.rounds - 1):
             for name, command in commands.items():

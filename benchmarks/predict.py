@@ -2,13 +2,13 @@
 
     python -m benchmarks.predict [--rounds 15] [--stored 500]
 
-1. `predict` for one image and for 32, among 100 labels that have been learned, against encoding
+1. `predict` for one image and for 32, over 100 learned labels, relative to encoding
    the same images.
-2. `consolidate`: one epoch over the stored examples, reading, decompressing and the checkpoint
-   included, against a plain epoch over as many whole tokens in RAM: every token through the block,
-   in the same portions, and torch's default AdamW.
+2. `consolidate`: one epoch over the stored examples, including reading, decoding and the
+   checkpoint, relative to a plain epoch over as many full tokens in RAM: every token through the
+   block, in the same batches, and torch's default AdamW.
 
-All take turns, so that whatever else the machine does falls on both sides.
+All alternate, so that other load on the machine affects both sides.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from anytimecl.loss import anytime_loss
 from anytimecl.trainer import OFFLINE_CHUNK
 
 LABELS, MANY = 100, 32
-EPOCHS = 3  # of each kind; the median counts
+EPOCHS = 3  # of each kind, for the median
 
 
 def in_turns(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each, after one round that does not count."""
+    """Median milliseconds of each, alternating, after one warm-up round."""
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
         for name, run in runs.items():
@@ -53,7 +53,7 @@ def in_turns(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, fl
 def predict_against_encode(
     clf: AnytimeClassifier, images: Sequence[Image.Image], rounds: int
 ) -> None:
-    """One image, and many."""
+    """One image, and a batch."""
     for some in ([images[0]], list(images)):
         taken = in_turns(
             {
@@ -73,7 +73,7 @@ def predict_against_encode(
 def plain_epoch(
     backbone: Backbone, tokens: Tensor, target: Tensor, vectors: Tensor
 ) -> Callable[[], None]:
-    """The obvious way over all tokens [example, token, width]; one step, as they fit one batch."""
+    """Reference: all tokens [example, token, width] in one step, since they are one batch."""
     spec = backbone.spec.tail
     params = {
         name: value.clone().requires_grad_(name.startswith("layers."))
@@ -104,7 +104,7 @@ def plain_epoch(
 
 
 def consolidate_against_plain(clf: AnytimeClassifier, tokens: Tensor) -> None:
-    """Milliseconds an example of one epoch."""
+    """Milliseconds per example of an epoch."""
     count = len(clf)
     repeated = tokens[torch.arange(count) % len(tokens)]
     names = clf.labels

@@ -2,12 +2,12 @@
 
     python -m benchmarks.restore [--lessons 500] [--backups 5] [--tiny]
 
-A person who teaches for an hour gives some 500 lessons: that many are taught over HTTP, one after
-another and without the pauses, while another client asks all the time and the memory is copied now
-and then, by `anytimecl memory backup` beside the service and by `GET /v1/backup` in turns. Every
-copy is then served by a server of its own and asked about 16 images; the answers must be, byte for
-byte, those of a memory that was taught the same lessons and was never copied. The last copy must
-answer as the service itself did when it was taken. Ends with 1 where one does not.
+Someone who labels for an hour gives some 500 examples: that many are learned over HTTP, one after
+another without pauses, while another client predicts continuously and the memory is backed up from
+time to time, alternately by `anytimecl memory backup` beside the service and by `GET /v1/backup`.
+Every copy is then served by a server of its own and predicts 16 images; the responses must be, byte
+for byte, those of a memory that learned the same examples and was never copied. The last copy must
+respond as the service itself did when it was taken. Exits with 1 otherwise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Start = Callable[[Path], Server]
 
 
 def backup(server: Server, memory: Path, to: Path, number: int) -> None:
-    """As an operator does it, beside the running service or over the network."""
+    """Back up beside the running service or over the network, alternately."""
     if number % 2:
         Client(f"http://{server.host}:{server.port}").backup(to)
         return
@@ -46,7 +46,7 @@ async def learn(connection: Connection, number: int) -> None:
 
 
 async def answers(server: Server, images: list[bytes]) -> list[bytes]:
-    """What it says of each, as it is sent."""
+    """Responses for all images, as raw bytes."""
     connection, told = Connection(server), []
     for image in images:
         body, kind = form([("labels", label) for label in LABELS], "images", image)
@@ -60,7 +60,7 @@ async def answers(server: Server, images: list[bytes]) -> list[bytes]:
 async def teach(
     server: Server, given: argparse.Namespace, folder: Path, images: list[bytes]
 ) -> tuple[list[Path], Tally]:
-    """All lessons, with backups on the way and one at the end."""
+    """Learn all examples, with backups meanwhile and one at the end."""
     stop, tally, copies = time.monotonic() + 86_400, Tally(), []
     asking = asyncio.create_task(predictor(server, images, stop, tally))
     connection, memory = Connection(server), folder / "memory"
@@ -85,7 +85,7 @@ async def teach(
 async def reference(
     start: Start, folder: Path, images: list[bytes], counts: set[int]
 ) -> dict[int, list[bytes]]:
-    """What a memory answers that was taught so many lessons, and never copied."""
+    """Responses of a memory that learned the same number of examples and was never copied."""
     server, found = start(folder / "reference"), {}
     connection = Connection(server)
     for number in range(max(counts)):

@@ -1,6 +1,6 @@
-"""What an online step must multiply and move at least, and how near a card comes to that.
+"""Minimum operations and memory traffic of an online step, and how close a card comes to them.
 
-`benchmarks.gpu` measures; this counts, and draws one against the other.
+`benchmarks.gpu` measures; this module counts, and draws both.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from benchmarks.step import BATCH, LABELS
 
-RANK = 6  # components of an example, beside its class token and its mean
+RANK = 6  # components per example, besides class token and mean
 
 
 class Size(NamedTuple):
-    """Of a model."""
+    """Sizes of a model."""
 
     tokens: int
     width: int
@@ -33,33 +33,33 @@ SIZES = {
 
 
 class Work(NamedTuple):
-    """Of one step."""
+    """Work of one step."""
 
     flops: int
     bytes: int
 
     @property
     def intensity(self) -> float:
-        """Operations a byte."""
+        """Operations per byte."""
         return self.flops / self.bytes
 
 
 def work(size: Size, batch: int = BATCH, labels: int = LABELS) -> Work:
-    """Count the online step over compressed examples.
+    """Count the online step on compressed examples.
 
-    Operations are those of matrix products, two for each multiplication and addition; what goes
-    element by element is not counted. Bytes are what no cache can spare: weights and both moments
-    come and go, the batch, the labels and the projection come. So a step that reads the weights
-    more than once and keeps copies of them, as this one does, lies further below the roof.
+    Operations are those of matrix products, two per multiply-add; elementwise work is not counted.
+    Bytes are those that no cache can avoid: weights and both moments are read and written; the
+    batch, the labels and the projection are read. A step that reads weights more than once or keeps
+    copies of them, as this one does, is further below the roof.
     """
     tokens, width, heads, dim = size
-    parts = RANK + 2  # eight, which tensor cores multiply at once
+    parts = RANK + 2  # eight, a tile of the tensor cores
     weights = 12 * width**2  # query, key, value, output; twice four of them in the MLP
     vectors = 12 * width  # biases, except the key's, which has no gradient, and both norms
 
-    through = 3 * 2 * batch * weights  # forward, back to the input, gradient of the weight
+    through = 3 * 2 * batch * weights  # forward, gradients of input and weight
     image = parts * width + tokens * parts  # parts, then their coefficients
-    # Scores and mixture, both back, and the gradients of the parts, for the norm's affine.
+    # Scores and mixture, both backward, and gradients of the parts, for the norm's affine.
     attention = 2 * batch * heads * (4 * image + 2 * parts * width)
     answers = 2 * 2 * batch * (dim * width + labels * dim)  # projection and labels, and back
 
@@ -70,16 +70,16 @@ def work(size: Size, batch: int = BATCH, labels: int = LABELS) -> Work:
 
 
 class Measured(NamedTuple):
-    """What a card did."""
+    """Measured limits and steps of a card."""
 
     card: str
-    copy: float  # bytes a second
-    rate: float  # operations a second
+    copy: float  # bytes per second
+    rate: float  # operations per second
     steps: dict[str, float]  # seconds of an online step, by size
 
 
 def latest(lines: Sequence[Mapping[str, Any]]) -> Measured:
-    """The last run in a file of results, which may hold several."""
+    """The last run in a file of results."""
     starts = [number for number, line in enumerate(lines) if "limits" in line]
     steps = {
         line["size"]: line["milliseconds"]["online step"] / 1000
@@ -95,8 +95,8 @@ def latest(lines: Sequence[Mapping[str, Any]]) -> Measured:
 
 
 def draw(results: Path, picture: Path) -> None:
-    """The last run in `results` as a roofline plot."""
-    from matplotlib.figure import Figure  # no pyplot: no window, no global state
+    """Draw the last run in `results` as a roofline plot."""
+    from matplotlib.figure import Figure  # not pyplot, which has global state
 
     found = latest([json.loads(line) for line in results.read_text().splitlines()])
     ridge = found.rate / found.copy

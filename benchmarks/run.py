@@ -18,7 +18,7 @@ from benchmarks import encode, learn, memory, predict, step
 
 
 class Part(NamedTuple):
-    """One of them."""
+    """A benchmark."""
 
     title: str
     main: Callable[[Sequence[str]], None]
@@ -36,7 +36,7 @@ PARTS = {
 
 
 def shares(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """What is for nobody in particular, and what is for each part.
+    """Common options, and options of each part.
 
     >>> shares(["--only", "step", "--step.rounds", "5", "--step.device", "cpu"])
     (['--only', 'step'], {'step': ['--rounds', '5', '--device', 'cpu']})

@@ -10,10 +10,10 @@
     python -m benchmarks.scale billion [--simulate 10000000] [--capacity 1000000] [--cpus 1]
 
 `capacity` is the paper's ablation of node capacities: accuracy over the whole task as examples
-arrive, one tuned tail a leaf; without a limit there is one leaf. `throughput` teaches leaves on Ray
-and gives ratios to one leaf on one node. `memory` says what a leaf costs, awake, asleep, and kept
-as a low-rank difference. `regions` compares a region of an image with encoding the crop. `billion`
-measures this machine, states the capacity model and checks it by a simulation.
+arrive, with a tuned tail per leaf; without a limit there is one leaf. `throughput` learns with
+leaves on Ray, relative to one leaf on one node. `memory` measures the RAM of a leaf, loaded,
+unloaded, and as a low-rank difference. `regions` compares a region of an image with encoding the
+crop. `billion` measures this machine, prints the capacity model and checks it by a simulation.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ from anytimecl.trainer import Learned
 from anytimecl_lab.data import Split
 
 SETTINGS = Settings()
-INDEX = 61  # bytes of RAM for each example, as `python -m benchmarks.memory` has it
+INDEX = 61  # bytes of RAM per example, measured by `python -m benchmarks.memory`
 
 
 def noise(model: Backbone, count: int) -> Tensor:
-    """Tokens [image, token, width] of pictures, each a little different."""
+    """Tokens [image, token, width] of pictures, with noise added."""
     tokens = model.encode(pictures())
     some = tokens[torch.arange(count) % len(tokens)]
     return some + 0.1 * some.std() * torch.randn(
@@ -149,8 +149,8 @@ def _plot(lines: dict[str, dict[str, list[float]]], file: Path) -> None:
 
 
 def throughput(given: argparse.Namespace) -> None:
-    """Lessons a second, over leaves and nodes."""
-    os.environ.setdefault("RAY_worker_niceness", "0")  # else whoever shares the machine goes first
+    """Examples learned per second, by number of leaves and nodes."""
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else other processes have priority
     import ray
     from ray.cluster_utils import Cluster
 
@@ -192,7 +192,7 @@ def _rate(
             for i in range(number)
         ]
 
-    for future in teach(32 * count):  # warm, and batches are full
+    for future in teach(32 * count):  # warm-up, until batches are full
         future.result()
     began = time.perf_counter()
     for future in teach(lessons):
@@ -204,7 +204,7 @@ def _rate(
 
 
 def memory(given: argparse.Namespace) -> None:
-    """What a leaf costs."""
+    """RAM and disk of a leaf."""
     from anytimecl.scale.lowrank import compressed, size_of
 
     model = backbones.load("embedded")
@@ -248,14 +248,14 @@ def memory(given: argparse.Namespace) -> None:
 
 
 def image_vectors_of(model: Backbone, params: dict[str, Tensor], tokens: Tensor) -> Tensor:
-    """Unit vectors [image, dim] under other weights of the tail."""
+    """Unit embeddings [image, dim] with other weights of the tail."""
     from anytimecl.tail import embed
 
     return torch.nn.functional.normalize(embed(params, model.spec.tail, tokens), dim=-1)
 
 
 def _resident() -> int:
-    """Bytes of RAM that this process has now."""
+    """Resident memory of this process, in bytes."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
@@ -267,7 +267,7 @@ QUARTERS = [(x, y, x + 224, y + 224) for y in (0, 224) for x in (0, 224)]
 
 
 def fours(split: Split, count: int) -> Iterator[tuple[PIL.Image.Image, list[PIL.Image.Image], Any]]:
-    """Pictures made of four images each, the four, and their labels."""
+    """Pictures composed of four images each, the four images, and their labels."""
     order = np.random.default_rng(0).permutation(len(split))[: 4 * count]
     for four in order[: len(order) // 4 * 4].reshape(-1, 4).tolist():
         crops = [split.load(i).resize((224, 224)) for i in four]
@@ -278,7 +278,7 @@ def fours(split: Split, count: int) -> Iterator[tuple[PIL.Image.Image, list[PIL.
 
 
 def regions(given: argparse.Namespace) -> None:
-    """A quarter of a picture of four, beside the crop and the whole; then regions are taught."""
+    """Compares regions with crops and the whole picture; then learns from regions."""
     from anytimecl.scale.regions import encode_regions, learn_region, predict_regions
     from anytimecl_lab.data import open_set
 
@@ -315,7 +315,7 @@ def regions(given: argparse.Namespace) -> None:
 
 
 def billion(given: argparse.Namespace) -> None:
-    """Constants of this machine, the model, the simulation, and what the large goals would take."""
+    """Constants of this machine, the model, the simulation, and costs of large goals."""
     constants = measured()
     print("| one core of this machine | |\n|---|---|")
     for name, (value, unit) in constants.items():
@@ -388,8 +388,8 @@ def _goals(value: dict[str, float], capacity: int) -> None:
 def predicted_shape(examples: float, capacity: int, fill: float) -> dict[str, float]:
     """The capacity model: leaves, copies by splits, and depth.
 
-    Every split copies the `capacity` examples of one leaf and adds one leaf, so copies are as many
-    times the examples as leaves are emptier than full. Even halves make log2(leaves) forks.
+    Every split copies the `capacity` examples of one leaf and adds one leaf, so each example is
+    copied 1 / fill times. Even splits give log2(leaves) forks.
     """
     leaves = max(1.0, examples / (capacity * fill))
     return {
@@ -400,7 +400,7 @@ def predicted_shape(examples: float, capacity: int, fill: float) -> dict[str, fl
 
 
 class Node(NamedTuple):
-    """What a machine has."""
+    """Resources of a machine."""
 
     cores: int = 16
     ram: float = 64e9  # bytes
@@ -411,7 +411,7 @@ NODE = Node()
 
 
 class Needed(NamedTuple):
-    """Nodes, for each of the things that can run out."""
+    """Number of nodes needed for each resource."""
 
     disk: int
     ram: int
@@ -419,7 +419,7 @@ class Needed(NamedTuple):
 
 
 def needed(disk: float, awake: float, leaf_ram: float, cpus: float, node: Node = NODE) -> Needed:
-    """For so many bytes on disk and so many leaves awake, each with its RAM and its cores."""
+    """From bytes on disk and the number of loaded leaves, each with its RAM and cores."""
     amounts = disk / node.disk, awake * leaf_ram / node.ram, awake * cpus / node.cores
     return Needed(*(max(1, math.ceil(amount)) for amount in amounts))
 
@@ -431,8 +431,8 @@ def _row(examples: int, shape: dict[str, float], constants: dict[str, Any], cpus
     ram = value["leaf in RAM"] + min(CACHE_BYTES, held * value["record"]) + held * INDEX
     nodes = needed(disk, shape["leaves"], ram, cpus)
     work = value["route"] + value["step"] + shape["copies"] * value["copy"]
-    # A leaf learns on one core, so no more of them work than there are leaves; and every lesson
-    # goes through the one router.
+    # A leaf learns on one core, so at most one core per leaf is used; and every example
+    # goes through the single router.
     router = 1 / (value["router"] + value["call"])
     rate = min(max(nodes) * NODE.cores / work, shape["leaves"] / value["step"], router) * 1000
     return (
@@ -493,7 +493,7 @@ def measured() -> dict[str, tuple[float, str]]:
 
 
 def _ray_call(count: int = 2000) -> float:
-    """Milliseconds that an actor takes to pass a call on to another and its answer back."""
+    """Milliseconds of an actor to forward a call to another and return its result."""
     os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
@@ -514,7 +514,7 @@ def _ray_call(count: int = 2000) -> float:
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     router = ray.remote(Router).options(max_concurrency=1000).remote(ray.remote(Leaf).remote())
     took = []
-    for _ in range(2):  # the first time everybody is cold
+    for _ in range(2):  # the first round is the warm-up
         began = ray.get(router.seconds.remote())
         ray.get([router.learn.remote(b"record" * 500) for _ in range(count)])
         took.append(ray.get(router.seconds.remote()) - began)
@@ -523,7 +523,7 @@ def _ray_call(count: int = 2000) -> float:
 
 
 class _Elsewhere(Here):
-    """Leaves that cost the router nothing: what they do is counted elsewhere."""
+    """Leaves without cost for the router: theirs is counted separately."""
 
     def teach(self, leaf: int, lesson: LeafLesson) -> Future[Learned]:
         return _now(Learned(1, right=True, tuned=True, original=True))
@@ -543,7 +543,7 @@ def _now(what: Any) -> Future[Any]:
 def _passing(
     folder: Path, model: Backbone, records: Sequence[bytes], tokens: Tensor
 ) -> tuple[float, float, float]:
-    """What the router itself does with a lesson and a question, and bytes of a key."""
+    """The router's own work for learning and for predicting, and bytes per key."""
     labels = [f"thing {i}" for i in range(100)]
     with TreeClassifier.open(folder, model=model, leaves=_Elsewhere) as tree:
         assert isinstance(tree.leaves, _Elsewhere)
@@ -565,7 +565,7 @@ def _passing(
 
 
 def _leaf_in_ram(model: Backbone, records: Sequence[bytes]) -> float:
-    """Of a leaf as it runs on Ray, in a process without a trunk; Ray's own share is not in it."""
+    """RAM of a leaf as on Ray, in a process without a trunk; without Ray's own."""
     labels = [f"thing {i}" for i in range(20)]
     with tempfile.TemporaryDirectory() as folder:
         write_tail(model, Path(folder))
@@ -594,17 +594,17 @@ def _opened(folder: Path, model: Backbone) -> Iterator[Leaf]:
 
 
 def _milliseconds(work: Any, times: int) -> float:
-    began = time.process_time()  # not wall time: others may be using the machine
+    began = time.process_time()  # CPU time: the machine may be shared
     for i in range(times):
         work(i)
     return (time.process_time() - began) * 1000 / times
 
 
 def simulated(examples: int, capacity: int, dim: int, seed: int = 0) -> dict[str, float]:
-    """The tree itself, splits and all, over made-up vectors; no weights, no records.
+    """Simulate routes and splits of a tree on synthetic embeddings, without weights or records.
 
-    Vectors come from clusters of very different sizes, as images do. Leaves are looked at after
-    each stretch of the stream, so one may hold a little over its capacity.
+    Embeddings are from clusters of very different sizes, like those of images. Leaves are checked
+    after each chunk of the stream, so they may slightly exceed their capacity.
     """
     rng = np.random.default_rng(seed)
     kinds = rng.normal(size=(1000, dim)).astype(np.float32)
@@ -653,7 +653,7 @@ def simulated(examples: int, capacity: int, dim: int, seed: int = 0) -> dict[str
 
 
 def _routed(routes: Routes, vectors: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Vectors by their leaf, all at once."""
+    """Embeddings grouped by leaf."""
     todo = [(0 if routes.children else -1, vectors)]
     while todo:
         at, some = todo.pop()
@@ -667,7 +667,7 @@ def _routed(routes: Routes, vectors: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _depths(routes: Routes) -> dict[int, int]:
-    """Forks on the way to each leaf."""
+    """Number of forks on the way to each leaf."""
     found, todo = {}, [(0 if routes.children else -1, 0)]
     while todo:
         at, depth = todo.pop()

@@ -2,10 +2,10 @@
 
     python -m benchmarks.scale encode [--workers 1,2,4] [--images 384] [--rounds 3] [--ray]
 
-Each round runs every number of workers, in turn, on the same made-up photographs. A rate is taken
-from the first block that is done to the last, so that loading models is not in it. Where others use
-the machine too, the wall clock says how much of it they left: `CPU` is the CPU time that one worker
-alone takes for an image, over the CPU time that an image takes with so many at work.
+Each round runs every number of workers, in turn, on the same synthetic photographs. The rate is
+that from the first finished block to the last, so that it excludes loading models. On a machine
+with other load, wall-clock time depends on that load: `CPU` is the CPU time per image with one
+worker, divided by that with several.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ BLOCK = 8
 
 
 class Measured(NamedTuple):
-    """One run."""
+    """Results of one run."""
 
-    rate: float  # images a second, by the wall
-    cpu: float  # seconds of CPU time an image
+    rate: float  # images per second, wall-clock
+    cpu: float  # CPU seconds per image
 
 
 def encode(given: argparse.Namespace) -> None:
-    """A table: workers, images a second, and how near to linear that is."""
+    """Print a table: workers, images per second, and efficiency relative to linear scaling."""
     workers = [int(one) for one in given.workers.split(",")]
     cores = len(os.sched_getaffinity(0))
     runs: dict[int, list[Measured]] = {count: [] for count in workers}
@@ -66,7 +66,7 @@ def encode(given: argparse.Namespace) -> None:
 
 
 def _photos(folder: Path, count: int) -> Path:
-    """Photographs as phones make them, more or less: smooth, 640 x 480, JPEG."""
+    """Synthetic photographs: smooth, 640 x 480, JPEG."""
     rng = np.random.default_rng(0)
     for number in range(count):
         coarse = rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)
@@ -87,6 +87,6 @@ def _measured(photos: Path, to: Path, workers: int, *, on_ray: bool) -> Measured
     for done in work:
         times.append(time.perf_counter())
         cpu, images = cpu + done.seconds, images + done.images
-    # Every worker has done its first block by then, whatever that had to wait for.
+    # Every worker has finished its first block by then.
     first = min(2 * workers, len(times) // 2)
     return Measured(BLOCK * (len(times) - first - 1) / (times[-1] - times[first]), cpu / images)

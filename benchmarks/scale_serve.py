@@ -4,15 +4,16 @@
                                [--shares 1,0.5]
     python -m benchmarks.scale labels DATA [--counts 1000,10000] [--asked 200]
 
-`serve` asks answering replicas on Ray Serve about images that are encoded already, without HTTP, so
-that a machine of few cores shows what replicas do, not what its proxy does. Each computes with one
-thread. Whoever asks and Ray's own processes need cores, too, so the same replicas are measured with
-a whole core each, as far as the machine has them, and with a share of one: after each answer they
-sleep until their CPU time is no more than that share of what has passed. Two of half a core leave
-the rest of a machine of two cores to everybody else. Both ratios are by the clock. A third one is
-by the CPU time that an answer takes of its replica, with one of them and with several.
-`labels` asks a leaf that has learned pets about names that its text side has a table of, beside
-the breeds, weighing all of them or those that are shortlisted.
+`serve` sends encoded images to answering replicas on Ray Serve, without HTTP, so that on a machine
+with few cores the replicas are measured and not the proxy. Each computes with one thread. The
+client and Ray's own processes need CPU, too, so the same replicas are measured with a whole core
+each, as far as available, and with a share of one: after each response they sleep until their CPU
+time is at most that share of the elapsed time. Two with half a core each leave half of a two-core
+machine for the rest. Two ratios are by wall-clock time; a third is by CPU time per response of a
+replica, with one and with several.
+
+`labels` predicts with a leaf that has learned pets over names with precomputed text embeddings
+besides the breeds, scoring all of them or a shortlist.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from anytimecl.backbone import Backbone
 from anytimecl.scale.leaf import Leaf
 from anytimecl.scale.shortlist import ManyLabels
 
-AHEAD = 8  # questions under way at once
+AHEAD = 8  # concurrent requests
 
 
 def pictures_of(model: Backbone, count: int) -> Tensor:
-    """Tokens [image, token, width] of pictures, each a little different."""
+    """Tokens [image, token, width] of pictures, with noise added."""
     from benchmarks.scale import noise
 
     return noise(model, count)
@@ -52,12 +53,12 @@ def pictures_of(model: Backbone, count: int) -> Tensor:
 
 @contextmanager
 def ray_here(cpus: int) -> Iterator[Any]:
-    """Ray on this machine alone."""
-    os.environ.setdefault("RAY_worker_niceness", "0")  # else whoever shares the machine goes first
+    """A local Ray cluster."""
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else other processes have priority
     import ray
 
     ray.init(
-        address="local",  # not that of somebody else on this machine
+        address="local",  # a new one, even if another is running
         num_cpus=cpus,
         include_dashboard=False,
         log_to_driver=False,
@@ -73,14 +74,14 @@ def ray_here(cpus: int) -> Iterator[Any]:
 
 
 class Pace:
-    """Lets a replica have that share of a core: after each answer it sleeps for the rest."""
+    """Limits a replica to a share of a core, by sleeping after each response."""
 
     def __init__(self, share: float) -> None:
         self._share = share
         self._last = time.perf_counter(), time.process_time()
 
     def keep(self) -> None:
-        """Called by the thread that answers, after each answer; all of the process counts."""
+        """Called by the replica's thread after each response; counts the whole process."""
         (wall, cpu), now = self._last, time.perf_counter()
         if self._share < 1:
             time.sleep(max(0.0, wall + (time.process_time() - cpu) / self._share - now))
@@ -88,21 +89,21 @@ class Pace:
 
 
 class Rate(NamedTuple):
-    """What replicas did."""
+    """Results of a run."""
 
-    questions: float  # a second
-    cpu: float  # seconds of replicas for a question
-    rest: float  # seconds of Ray's other processes and of whoever asks
+    questions: float  # per second
+    cpu: float  # seconds of a replica per request
+    rest: float  # seconds of Ray's other processes and the client, per request
 
 
 def serve(given: argparse.Namespace) -> None:
-    """A table: replicas, answers a second, and the ratio to the first."""
+    """Print a table: replicas, responses per second, and the ratio to the first."""
     from ray import serve as ray_serve
 
     from anytimecl.scale.serving.hosts import AnswerHost, Encoders, KeeperHost, ServedMemory
     from anytimecl.scale.serving.state import taken_from
 
-    torch.set_num_threads(1)  # as a replica has: sums in other parts have other last bits
+    torch.set_num_threads(1)  # as in a replica: the order of summation affects the last bits
     model = backbones.load("embedded")
     labels = [f"thing {number}" for number in range(given.labels)]
     with tempfile.TemporaryDirectory() as name, ray_here(8) as ray:
@@ -145,7 +146,7 @@ def serve(given: argparse.Namespace) -> None:
                 return os.getpid(), time.process_time(), told
 
         def packed(told: Sequence[Any]) -> bytes:
-            """As few bytes as may be: who asks is on the same cores, and shall not work."""
+            """Compact bytes, to keep the client's CPU time low."""
             return np.array([list(one.probabilities.values()) for one in told]).tobytes()
 
         print(f"state: {sent / 1e6:.1f} MB of 60 examples of 20 labels")
@@ -182,7 +183,7 @@ def serve(given: argparse.Namespace) -> None:
 
 
 async def _rate(ask: Callable[[], Any], ahead: int, seconds: float) -> Rate:
-    """With so many questions under way, each followed by another as soon as it is answered."""
+    """With `ahead` concurrent requests."""
     spent: dict[int, list[float]] = {}
     begin, end = 0.0, float("inf")
 
@@ -193,7 +194,7 @@ async def _rate(ask: Callable[[], Any], ahead: int, seconds: float) -> Rate:
                 spent.setdefault(process, []).append(cpu)
 
     askers = [asyncio.ensure_future(asker()) for _ in range(ahead)]
-    await asyncio.sleep(seconds / 3)  # everybody is warm
+    await asyncio.sleep(seconds / 3)  # warm-up
     begin, before = time.perf_counter(), cpu_of_all()
     await asyncio.sleep(seconds)
     took, all_spent = time.perf_counter() - begin, cpu_of_all() - before
@@ -206,7 +207,7 @@ async def _rate(ask: Callable[[], Any], ahead: int, seconds: float) -> Rate:
 
 
 def cpu_of_all() -> float:
-    """CPU seconds of this process and of all that Ray has started for it."""
+    """CPU seconds of this process and its children."""
     own = psutil.Process()
     return sum(sum(each.cpu_times()[:2]) for each in (own, *own.children(recursive=True)))
 
@@ -215,7 +216,7 @@ def cpu_of_all() -> float:
 
 
 def many_labels(given: argparse.Namespace) -> None:
-    """How often the best of all labels is among those that are shortlisted, and what it takes."""
+    """How often the best label is in the shortlist, and the time it takes."""
     from benchmarks.encoders import parts
 
     from anytimecl_lab.data import open_set
@@ -269,13 +270,13 @@ def _compare(leaf: Leaf, asked: Tensor, truth: Sequence[str], many: ManyLabels) 
 
 
 def _some(of: Sequence[int], count: int) -> list[int]:
-    """So many of them, whichever."""
+    """A random sample."""
     order = np.random.default_rng(0).permutation(len(of))[:count]
     return [of[at] for at in order]
 
 
 def _words(model: Backbone) -> list[str]:
-    """The names that the model's text side has a table of, in order."""
+    """Names with precomputed text embeddings in the model's text encoder, in order."""
     text: Any = model.require_text()
-    text(["cat"])  # it is read when first asked
+    text(["cat"])  # loads it
     return sorted(text._found.known.row)

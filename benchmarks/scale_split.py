@@ -3,11 +3,13 @@
     python -m benchmarks.scale split [--examples 10000] [--seconds 20] [--folder TREE]
     python -m benchmarks.scale stopped [--leaves 4] [--seconds 10]
 
-`split`: a tree of two leaves runs on Ray. One leaf holds so many examples that the next one splits
-it; the other is taught through the router, one lesson after another, before and meanwhile. What a
-split holds up is the longest lesson meanwhile less the longest before.
-Filling the leaf takes minutes; with a folder it is filled once, and copied for each run.
-`stopped` teaches and asks a tree on Ray through its router while one leaf's process is stopped.
+`split`: a tree of two leaves runs on Ray. One leaf is so full that the next example splits it; the
+other one learns examples through the router, one after another, before and during the split. The
+delay is the longest time of an example during the split minus the longest before. Filling the leaf
+takes minutes; with a folder it is filled once, and copied for each run.
+
+`stopped` learns and predicts with a tree on Ray through its router while one leaf's process is
+stopped.
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ from anytimecl.scale.routes import Routes
 from anytimecl.scale.tree import FILE, TreeClassifier
 from anytimecl.settings import LearnerConfig, Settings
 
-QUICK = Settings(learner=LearnerConfig(batch=1))  # the leaf is filled in minutes
+QUICK = Settings(learner=LearnerConfig(batch=1))  # fills the leaf in minutes
 LABELS = [f"thing {number}" for number in range(20)]
 
 
 def split(given: argparse.Namespace) -> None:
-    """A table: lessons of the other leaf before a split, and while it goes on."""
+    """Print a table: times of learning in the other leaf before and during a split."""
     torch.set_num_threads(1)
     model = backbones.load("embedded")
     with tempfile.TemporaryDirectory() as temporary:
@@ -54,7 +56,7 @@ def split(given: argparse.Namespace) -> None:
 
 
 def _filled(given: argparse.Namespace, model: Backbone, folder: Path) -> list[EncodedImage]:
-    """A tree of two leaves, of which one is full, unless the folder has it; and its lessons."""
+    """Make a tree of two leaves, one of them full, unless the folder has it; returns examples."""
     began = time.perf_counter()
     leaves = partial(Here, durability="process")
     with TreeClassifier.open(folder, model=model, leaves=leaves, settings=QUICK) as young:
@@ -92,9 +94,9 @@ def _measure(given: argparse.Namespace, name: Path, images: list[EncodedImage]) 
         return time.perf_counter() - began
 
     for _ in range(30):
-        learn(next(others))  # warm
+        learn(next(others))  # warm-up
     before = _lessons(lambda: learn(next(others)), given.seconds, lambda: False)
-    learn(last)  # one more than it may hold
+    learn(last)  # exceeds the capacity
     over = threading.Event()
     threading.Thread(target=_wait, args=(tree, full, over), daemon=True).start()
     began = time.perf_counter()
@@ -113,7 +115,7 @@ def _measure(given: argparse.Namespace, name: Path, images: list[EncodedImage]) 
 
 
 def _lessons(learn: Callable[[], float], seconds: float, over: Callable[[], bool]) -> list[float]:
-    """How long each lesson took, until so many seconds have passed, or it is over."""
+    """Time of each example, until the time has passed or `over` holds."""
     end, found = time.perf_counter() + seconds, []
     while not found or (time.perf_counter() < end and not over()):
         found.append(learn())
@@ -134,7 +136,7 @@ def _wait(tree: router.ClusterClassifier, leaf: int, over: threading.Event) -> N
 
 
 def stopped(given: argparse.Namespace) -> None:
-    """Lessons of the other leaves and predictions, before and while one leaf is stopped."""
+    """Learning in the other leaves and predictions, before and while one leaf is stopped."""
     from tests.scale.raylets import processes
 
     torch.set_num_threads(1)
@@ -166,7 +168,7 @@ def stopped(given: argparse.Namespace) -> None:
                 told = images[own[n % len(own)]], labels[n % 20], None, f"{leaf} {n}"
                 try:
                     tree._call("learn", "learn_all", [told])
-                except ConnectionError:  # the leaf is given up on
+                except ConnectionError:  # the leaf is stuck
                     time.sleep(0.1)
                     continue
                 counts[f"lessons {leaf}"] = counts.get(f"lessons {leaf}", 0) + 1
@@ -190,7 +192,7 @@ def stopped(given: argparse.Namespace) -> None:
         os.kill(dying, signal.SIGSTOP)
         time.sleep(0.5)
         at_once = _counted(counts, given.seconds)
-        time.sleep(max(0.0, 35 - given.seconds))  # until it is given up on
+        time.sleep(max(0.0, 35 - given.seconds))  # until the leaf counts as stuck
         later = _counted(counts, given.seconds)
         os.kill(dying, signal.SIGCONT)
         halt.set()

@@ -2,10 +2,9 @@
 
     python -m benchmarks.serve [--seconds 20]
 
-A server of its own process on the embedded model, JPEG files of 640 x 480, ten labels. CPU time is
-the server's own, so it says what a request costs even where other programs take the cores; rates
-and latencies are those of this machine at this moment. The reference is the trunk alone, in this
-process: no service can be cheaper than that.
+A server process with the embedded model, JPEG files of 640 x 480, ten labels. CPU time is the
+server's own, which other load on the machine does not affect; rates and latencies depend on the
+load. The reference is the trunk alone, in this process: a lower bound for any service.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ Work = Callable[[float, Tally], list[Awaitable[None]]]
 
 
 def cpu(server: Server) -> float:
-    """Seconds of CPU that the server has used."""
+    """CPU seconds used by the server."""
     words = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def trunk_alone(images: list[bytes]) -> float:
-    """CPU milliseconds for one image: decode, prepare, encode."""
+    """CPU milliseconds per image: decode, preprocess, encode."""
     model = backbone.load("embedded")
     model.encode([load_image(images[0])])
     began = time.process_time()
@@ -45,7 +44,7 @@ def trunk_alone(images: list[bytes]) -> float:
 
 
 def measure(server: Server, name: str, seconds: float, work: Work, alone: float) -> None:
-    """One row."""
+    """Print a row."""
 
     async def run() -> Tally:
         tally = Tally()

@@ -1,4 +1,4 @@
-"""A service in a process of its own, and a connection to it: what the load benchmarks share."""
+"""A service in a process of its own, and a connection to it; shared by the load benchmarks."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class Server:
         self.host, self.port = str(parts.hostname), int(parts.port or 0)
 
     def resident(self) -> int:
-        """Bytes of RAM."""
+        """Resident memory in bytes."""
         pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
         return int(pages) * 4096
 
     def peak(self) -> int:
-        """Bytes of RAM, at most so far."""
+        """Peak resident memory in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024  # type: ignore[index]
 
     def limit_files(self, size: int) -> None:
-        """No file may grow beyond this from now on, as on a full disk."""
+        """Limit the size of files from now on, which emulates a full disk."""
         hard = resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE)[1]
         resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (size, hard))
 
@@ -62,14 +62,14 @@ class Server:
 
 @dataclass
 class Tally:
-    """What came back."""
+    """Responses received."""
 
     seconds: list[float] = field(default_factory=list)
     statuses: Counter[str] = field(default_factory=Counter)
 
 
 class Connection:
-    """One kept-alive connection, by hand: a client library would cost more than it measures."""
+    """A minimal keep-alive connection, since a client library would dominate the measurement."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -106,23 +106,23 @@ class Connection:
 
 
 class Verdicts:
-    """What must hold, said line by line."""
+    """Prints whether each condition holds."""
 
     def __init__(self) -> None:
         self.wrong = 0
 
     def say(self, holds: bool, what: str) -> None:
-        """One thing that must be."""
+        """Print one condition."""
         self.wrong += not holds
         print(f"{'HOLDS' if holds else 'DOES NOT HOLD'}: {what}", flush=True)
 
     def end(self) -> NoReturn:
-        """With 1 if anything does not hold."""
+        """Exit, with 1 if a condition does not hold."""
         raise SystemExit(bool(self.wrong))
 
 
 def form(fields: list[tuple[str, str]], name: str, image: bytes) -> tuple[bytes, str]:
-    """A multipart body and its type."""
+    """A multipart body and its content type."""
     edge = "edge-of-a-part"
     parts = [f'--{edge}\r\nContent-Disposition: form-data; name="{k}"\r\n\r\n{v}\r\n'.encode()
              for k, v in fields]  # fmt: skip
@@ -142,7 +142,7 @@ def files(count: int) -> list[bytes]:
 
 
 def noise(number: int) -> bytes:
-    """The image of that number, unlike any other: an image taught again is the same example."""
+    """A unique image by number, since a repeated image is the same example."""
     pixels = np.random.default_rng(number).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "PNG")

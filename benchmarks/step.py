@@ -2,9 +2,9 @@
 
     python -m benchmarks.step [--device cpu] [--rounds 6]
 
-ViT-B/32 sizes (50 tokens of 768), batch 32, 100 labels. The plain reference computes every token
-of the block and steps with torch's default AdamW. Products are in bfloat16 on a processor that
-knows it (`fast/bf16.py`); the last line of each size is in float32 on any.
+ViT-B/32 sizes (50 tokens of 768), batch 32, 100 labels. The plain reference computes every token of
+the block and uses torch's default AdamW. Products are in bfloat16 on processors that support it
+(`fast/bf16.py`); the last line of each size is in float32 on all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TURN = 4  # steps
 
 
 def make_spec(tokens: int, width: int = 768, heads: int = 12, dim: int = DIM) -> Spec:
-    """A CLIP-like model of that size, as data."""
+    """Spec of a CLIP-like model of that size."""
     prep = Preprocess(224, 224, "shortest", 224, "bicubic", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     tail = TailSpec(11, 1, width, heads, "quick_gelu", 1e-5)
     return Spec("bench", "clip", prep, tail, tokens, dim, 100.0, 0.0, "")
@@ -56,7 +56,7 @@ def make_tail(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
 def plain_step(
     spec: Spec, tail: dict[str, Tensor], tokens: Tensor, target: Tensor, vectors: Tensor
 ) -> Callable[[], None]:
-    """The obvious way: every token through the block, then torch.optim.AdamW as it comes."""
+    """The plain reference: every token through the block, then torch.optim.AdamW."""
     params = {n: p.clone().requires_grad_(n.startswith("layers.")) for n, p in tail.items()}
     other = torch.zeros((), requires_grad=True, device=tokens.device)
     trained = [p for p in params.values() if p.requires_grad] + [other]
@@ -77,9 +77,9 @@ def plain_step(
 
 
 def timed(steps: dict[str, Callable[[], None]], rounds: int, device: str) -> dict[str, float]:
-    """Median milliseconds of each, taken in turns so that noise falls on all alike.
+    """Median milliseconds of each, alternating so that noise affects all equally.
 
-    A turn is a few steps of a kind, since a stream takes one after the other.
+    A turn is a few steps of a kind, since streams take consecutive steps.
     """
     taken: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + 1):
@@ -102,7 +102,7 @@ def our_step(
     vectors: Tensor,
     precision: Precision = "auto",
 ) -> Callable[[], None]:
-    """What `Trainer` does once the batch is decoded."""
+    """The step of `Trainer` after the batch is decoded."""
     learner = OnlineLearner(spec, tail, LearnerConfig(precision=precision))
     rows = torch.arange(len(vectors), device=vectors.device)
     batch = Batch(context, target, vectors, rows)
@@ -110,7 +110,7 @@ def our_step(
 
 
 def compare(title: str, count: int, device: str, rounds: int) -> None:
-    """Print each way of stepping at one size, and how many times faster than the plain one."""
+    """Print each implementation at one size, with its speed-up over the plain one."""
     spec = make_spec(count)
     tail = {n: p.to(device) for n, p in make_tail(spec).items()}
     random = torch.Generator().manual_seed(0)

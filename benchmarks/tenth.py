@@ -2,9 +2,9 @@
 
     python -m benchmarks.tenth [--memories 10] [--open 4]
 
-One process with the embedded model: memories are begun one after another and taught 12 images each,
-as a service does it, with at most so many open at once besides the first. Prints what the process
-holds after each, and what the last one added.
+One process with the embedded model: memories are created one after another and learn 12 images
+each, as in a service, with a limited number open at once besides the first. Prints the RAM of the
+process after each, and the increase by the last one.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ LABELS = ("cat", "dog", "tabby cat", "great white shark")
 
 
 def calls(work: Callable[[], object]) -> list[tuple[str, str]]:
-    """Every call inside the package, in order: its file and what was called."""
+    """Every call inside the package, in order: its file and function."""
     found: list[tuple[str, str]] = []
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -45,7 +45,7 @@ def calls(work: Callable[[], object]) -> list[tuple[str, str]]:
 
 
 def stops(made: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The first call of each stay in a file.
+    """The first call of each consecutive run in a file.
 
     >>> stops([("a.py", "f"), ("a.py", "g"), ("b.py", "h"), ("a.py", "k")])
     [('a.py', 'f'), ('b.py', 'h'), ('a.py', 'k')]

@@ -2,9 +2,9 @@
 
     python -m benchmarks.trunk DATA [--images 16]
 
-Half of the images are of ImageNet, half of resisc12's training split (DATA holds both as zips).
-Tokens are compared as the tail's first norm leaves them: the length of the
-difference over the length of the token, in the mean; features by their cosine.
+Half of the images are from ImageNet, half from resisc12's training split (DATA has both as zips).
+Tokens are compared after the tail's first norm: norm of the difference relative to the norm of the
+token, mean over tokens; features by their cosine.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from anytimecl.tail import embed, normalise
 
 
 def some(archive: Path, count: int) -> list[PIL.Image.Image]:
-    """Of a training split, if there are splits, from all over it."""
+    """Evenly spaced images of the training split, if there are splits."""
     refs = [ref for ref in iter_images(archive) if ref.split != "test"]
     return [ref.load() for ref in refs[:: max(1, len(refs) // count)][:count]]
 
 
 def source_trunk(folder: Path) -> OnnxTrunk:
-    """As it lies in the wheel, cut before the last block and not smoothed."""
+    """The trunk in the wheel, cut before the last block and not smoothed."""
     wheel = embedded.wheel_folder() / fetch.catalogue()[1][assemble.SOURCE].file
     file = folder / "source.onnx"
     onnx.save_model(assemble.cut(assemble.read_source(wheel), assemble.cut_point(1)), file)

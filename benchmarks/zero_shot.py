@@ -2,9 +2,9 @@
 
     python -m benchmarks.zero_shot DATA [data set ...]
 
-Every data set in DATA with a test split, with the table of known names and without it; apart,
-images of labels whose names the text side was taught, and of all others. The pets are asked for in
-German, too. Images are those of the lab, from its cache.
+Every data set in DATA with a test split, with and without the table of known names; separately,
+images of labels with names that the text encoder was trained on, and of all others. Also the pets
+with German labels. Images are those of the lab, from its cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from anytimecl_lab.metrics import calibration_error
 from anytimecl_lab.recipe import Recipe
 from anytimecl_lab.studio import Studio
 
-TAUGHT = Path(__file__).parents[1] / "recipes/embedded/taught.txt"  # digests, by the recipe
+TAUGHT = Path(__file__).parents[1] / "recipes/embedded/taught.txt"  # digests, written by the recipe
 GERMAN = Path(__file__).with_name("pets_german.json")
 
 # Published zero-shot accuracy of CLIP ViT-B/16 with prompt ensembles, on the full sets.
@@ -76,7 +76,7 @@ def main(data: Path, wanted: list[str]) -> None:
 
 
 def row(name: str, logits: Tensor, target: Tensor, apart: Tensor, known: Tensor) -> list[str]:
-    """What is printed of a data set."""
+    """A data set's row in the table."""
     best, answer = logits.softmax(1).max(1)
     right = answer == target
     taught = known[target]
@@ -97,7 +97,7 @@ def percent(right: Tensor) -> str:
 
 
 def digest(name: str) -> str:
-    """As `recipes.embedded.finish` lists taught names."""
+    """Digest of a name, as in the list that `recipes.embedded.finish` writes."""
     return hashlib.sha256(name.encode()).hexdigest()[:8]
 
 

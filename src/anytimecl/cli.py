@@ -1,6 +1,6 @@
-"""The command line: what it offers as a whole; each command lives in `anytimecl.commands`.
+"""The command line; each command is in `anytimecl.commands`.
 
-Heavy imports wait inside the commands, so that `anytimecl --help` answers at once.
+Heavy imports are inside the commands, so that `anytimecl --help` is fast.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ COMMANDS = (
     demo,
 )
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a write, which does not say to which file
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of writes, which do not name the file
 
 
 class _Group(TyperGroup):
-    """Shows errors and warnings as lines for people; `--debug` shows where they come from."""
+    """Prints errors and warnings as plain lines; `--debug` shows the traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         if ctx.params["debug"]:
@@ -68,7 +68,7 @@ class _Group(TyperGroup):
             except AnytimeError as error:
                 typer.secho(in_options(str(error)), fg="red", err=True)
                 raise typer.Exit(2) from error
-            except OSError as error:  # a disk that is full or read-only, a file where a folder goes
+            except OSError as error:  # e.g. a full disk, or a file in place of a folder
                 if error.filename is None and error.errno not in FULL:
                     raise
                 where = error.filename or "What was to be written"
@@ -84,7 +84,7 @@ def _tell(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """A warning for people, without the line of code that gave it."""
+    """Print a warning without its source line."""
     typer.secho(f"Warning: {message}", fg="yellow", err=True)
 
 
@@ -92,7 +92,7 @@ app = typer.Typer(
     name="anytimecl",
     cls=_Group,
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # a bug deserves its plain traceback
+    pretty_exceptions_enable=False,  # bugs show the plain traceback
 )
 
 
@@ -112,7 +112,7 @@ def options(
     """Image classification that learns from every single correction, and never forgets."""
     if outside:
         before = filter(None, [os.environ.get(IMPORT)])
-        os.environ[IMPORT] = os.pathsep.join([*before, *outside])  # its processes have it, too
+        os.environ[IMPORT] = os.pathsep.join([*before, *outside])  # subprocesses inherit it
 
 
 @app.command()

@@ -1,5 +1,5 @@
-"""The benchmark lab: the paper's scenarios, methods and tables on anyone's data and backbone.
+"""The benchmark lab: the paper's scenarios, methods and tables on any data and backbone.
 
-Data flows in one direction: `data` and `features` (images to tokens), `scenarios` (what arrives
-when, and what is asked), `methods` (who learns), `run` (lines of results), `report` (tables).
+Data flows in one direction: `data` and `features` (images to tokens), `scenarios` (streams and
+evaluation sets), `methods`, `run` (lines of results), `report` (tables).
 """

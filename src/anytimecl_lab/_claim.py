@@ -19,7 +19,7 @@ ORIGINAL = "original model"
 PREDECESSOR = "linear probe (AIM)"
 OFFLINE = ("AnytimeCL offline", "AnytimeCL offline (paper's setting)")
 KIN = (OURS, THEIRS, *OFFLINE, CEILING)  # not baselines: the method itself, and the upper bound
-# How a setting is told of, the method's name in it, and what its ablations' names end with.
+# Description of a setting, the method's name in it, and the suffix of its ablations' names.
 SETTINGS = (
     ("in the paper's setting", THEIRS, ""),
     ("in this project's setting", OURS, ", this project's setting"),
@@ -32,13 +32,13 @@ def run_in(results: Results, recipe: str, first: str = "") -> Iterator[tuple[str
     paper = {str(line["name"]): bool(line["options"].get("paper")) for line in lines}
     for setting, name, suffix in SETTINGS:
         own = first + suffix if first else name
-        # An older ablation was of this project's setting under the name that is the paper's now.
+        # Older ablations in this project's setting have the name that now is the paper setting's.
         if own in paper and (not first or paper[own] == (name == THEIRS)):
             yield setting, name, suffix
 
 
 def by_stage(results: Results, recipe: str, ours: str, theirs: str) -> tuple[float, str]:
-    """The smallest lead over common stages, and all leads with their spread over seeds."""
+    """The smallest lead over common stages, and all leads with standard deviations."""
     beside = results.by_stage(recipe, theirs)
     leads = {
         stage: _lead(values, beside[stage])
@@ -53,7 +53,7 @@ def by_stage(results: Results, recipe: str, ours: str, theirs: str) -> tuple[flo
 
 
 def _lead(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
-    """Paired by seed if both have as many, since they learned the same stream."""
+    """Paired by seed if both have the same number, since they learned the same stream."""
     if len(ours) == len(theirs):
         return spread([one - other for one, other in zip(ours, theirs, strict=True)])
     return spread([fmean(ours) - fmean(theirs)])

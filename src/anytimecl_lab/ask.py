@@ -42,11 +42,11 @@ def _told(studio: Studio, method: Method, question: Question) -> dict[str, tuple
         labels = studio.test[task].labels
         target = torch.tensor([place[labels[i]] for i in some], device=studio.device)
         at = torch.tensor(some, device=studio.device)
-        if isinstance(method, JoinedEncoder):  # sees every image twice
+        if isinstance(method, JoinedEncoder):  # needs both encoders
             encoder = method.world.second.name if method.world.second else None
             tokens = take(studio.asked(task, encoder), some, studio.device)
             read = method.both(studio.asked_vectors(task)[at], tokens, question.candidates)
-        elif isinstance(method, Frozen):  # knows vectors alone, so it is given those
+        elif isinstance(method, Frozen):  # uses embeddings only
             read = method.read(studio.asked_vectors(task)[at], question.candidates)
         else:
             tokens = take(studio.asked(task), some, studio.device)
@@ -63,7 +63,7 @@ def _told(studio: Studio, method: Method, question: Question) -> dict[str, tuple
 def none_of_these(studio: Studio, method: Method, task: str) -> Answers:
     """How well "none of these" separates images of a task from those of novel tasks.
 
-    Novel task -> area under the ROC curve, and rates of refused images, in per cent; empty if the
+    Novel task -> area under the ROC curve, and rates of rejected images, in per cent; empty if the
     method does not predict it.
     """
     names = studio.sets[task].names

@@ -36,16 +36,16 @@ from anytimecl_lab.records import component_codec
 from anytimecl_lab.run import Line, about
 from anytimecl_lab.studio import Part, Studio
 
-STORED = 512  # examples in the memory that batches are drawn from
+STORED = 512  # examples in the memory from which batches are drawn
 BATCH = 32
 ROUNDS = 30
 WARM_UP = 5
 IMAGE = Contestant("image", "online", codec="image")
-TOKENS = "tokens-fp16"  # what a contestant without a codec keeps
+TOKENS = "tokens-fp16"  # the codec of methods without one
 
 
 def contestants(recipe: Recipe) -> list[Contestant]:
-    """Images first, then what the recipe compares."""
+    """Images first, then the recipe's codecs."""
     return [
         IMAGE,
         *(each if each.codec else replace(each, codec=TOKENS) for each in recipe.methods),
@@ -54,7 +54,7 @@ def contestants(recipe: Recipe) -> list[Contestant]:
 
 @torch.no_grad()
 def time_codec(studio: Studio, chosen: Contestant, rounds: int = ROUNDS) -> Line:
-    """Median and mean milliseconds to read, decode and learn a batch, over a memory on disk."""
+    """Median and mean time to read, decode and learn a batch, from a memory on disk."""
     part = next(iter(studio.train.values()))
     part = Part(part.split, part.chosen[:: max(1, len(part.chosen) // STORED)][:STORED])
     codec, records = _encoded(studio, chosen, part)
@@ -64,7 +64,7 @@ def time_codec(studio: Studio, chosen: Contestant, rounds: int = ROUNDS) -> Line
     rows = torch.arange(len(labels), device=studio.device)
     spent: list[list[float]] = []
     with tempfile.TemporaryDirectory() as folder:
-        # No cache in RAM: the paper counts loading, too.
+        # No cache in RAM, since the paper includes loading.
         memory = open_memory(Path(folder), create={}, cache_bytes=0)
         ids = memory.append_many([Row(y, r) for y, r in zip(part.labels, records, strict=True)])
         target_of = {i: labels.index(y) for i, y in zip(ids, part.labels, strict=True)}
@@ -82,7 +82,7 @@ def time_codec(studio: Studio, chosen: Contestant, rounds: int = ROUNDS) -> Line
         "codec": CODECS.named(chosen.codec or TOKENS).plain(),
         "bytes": sum(map(len, records)) / len(records),
         "ms": load + decode + step,
-        "ms_mean": 1000 * fmean(map(sum, spent[WARM_UP:])),  # as the paper has it, of 100
+        "ms_mean": 1000 * fmean(map(sum, spent[WARM_UP:])),  # as in the paper, of 100
         "rounds": rounds,
         "ms_load": load,
         "ms_decode": decode,
@@ -91,7 +91,7 @@ def time_codec(studio: Studio, chosen: Contestant, rounds: int = ROUNDS) -> Line
 
 
 def _encoded(studio: Studio, chosen: Contestant, part: Part) -> tuple[Codec, list[bytes]]:
-    """The codec, ready to decode, and the records of some images."""
+    """The codec, ready to decode, and records of some images."""
     if chosen.codec == "image":
         images = ImageBytes()
         images.attach(lambda files: studio.backbone.encode([load_image(file) for file in files]))
@@ -115,9 +115,9 @@ def _step(
     vectors: torch.Tensor,
     rows: torch.Tensor,
 ) -> list[float]:
-    """Seconds to load, to decode, and to learn."""
+    """Seconds to load, decode, and learn."""
     if isinstance(codec, ImageBytes):
-        codec.clear()  # of what it keeps in RAM: a large memory would not find its images there
+        codec.clear()  # its RAM cache, in which images of a large memory would not be found
     began = time.perf_counter()
     records = memory.read(drawn)
     loaded = time.perf_counter()
@@ -143,7 +143,7 @@ def time_all(
     *,
     rounds: int = ROUNDS,
 ) -> None:
-    """A line for every codec, added to `out`."""
+    """Append a line for every codec to `out`."""
     studio = Studio(recipe, data, device)
     for chosen in contestants(recipe):
         line = time_codec(studio, chosen, rounds)

@@ -31,7 +31,7 @@ TRAIN, TEST = "train", "test"
 class Split:
     """A split of a data set; images are read on demand."""
 
-    key: str  # the same for the same images in the same order, and fit to be a file name
+    key: str  # identifies images and their order; valid as a file name
     labels: Sequence[str]  # [image]
     load: Callable[[int], PIL.Image.Image]
     file: Callable[[int], bytes]  # the image as a file, for a codec that keeps images
@@ -42,13 +42,13 @@ class Split:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A task."""
+    """A task: a data set with its label names and prompts."""
 
     name: str
-    train: Split | None  # None: the set is only ever asked about
+    train: Split | None  # None: the set is only evaluated on
     test: Split
     templates: tuple[str, ...] | None = None  # prompts; None: the model's own
-    known: frozenset[str] | None = None  # the labels that are asked and taught; None: all
+    known: frozenset[str] | None = None  # labels that are learned and evaluated; None: all
 
     @property
     def names(self) -> list[str]:
@@ -63,17 +63,17 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Cut:
-    """A task of some classes of an archive that has one split only.
+    """A task made of some classes of an archive with a single split.
 
-    Classes by number, in order of their folders' names; a number before a class's name, and what
-    follows a comma in it, are no part of the name.
+    Classes are numbered in order of folder names; a leading number and everything after a comma are
+    removed from their names.
     """
 
     archive: str
     split: str
     first: int  # class
-    last: int  # and the one after the last
-    test: int  # images of each class, its last by name, are for tests
+    last: int  # exclusive
+    test: int  # test images per class: the last by name
 
 
 def by_code(given: DataSet) -> DataSet:
@@ -97,10 +97,10 @@ def open_set(
     *,
     published: bool = False,
 ) -> DataSet:
-    """Load a data set from the folder if it is there, else from the hub.
+    """Load a data set from the folder if it exists there, else from the hub.
 
-    With `published`, one from the folder gets the class names and prompts in `sets.toml`; else its
-    folders' names and the model's prompts.
+    With `published`, a set from the folder gets the class names and prompts in `sets.toml`; else
+    its folders' names and the model's prompts.
     """
     if cuts and name in cuts:
         return from_cut(name, folder, cuts[name])
@@ -120,9 +120,9 @@ def open_set(
 
 
 def as_published(given: DataSet, listed: HubSet) -> DataSet:
-    """A set from a folder under the class names and prompts of its entry in `sets.toml`.
+    """A set from a folder with the class names and prompts of its entry in `sets.toml`.
 
-    Names there are by class number, which is the order of the folders' names.
+    Names there are in the order of class numbers, which is that of the folders' names.
     """
     given = replace(given, templates=listed.templates)
     if not listed.names:
@@ -140,7 +140,7 @@ def as_published(given: DataSet, listed: HubSet) -> DataSet:
 
 
 def from_archive(name: str, archive: Path) -> DataSet:
-    """An image folder or zip; without a train split it is a set to ask about only."""
+    """An image folder or zip; without a train split it is only evaluated on."""
     parts: dict[str, list[ImageRef]] = {TRAIN: [], TEST: []}
     for ref in iter_images(archive):
         if ref.split in parts and ref.label is not None:
@@ -154,7 +154,7 @@ def from_archive(name: str, archive: Path) -> DataSet:
 
 
 def from_cut(name: str, folder: Path | None, cut: Cut) -> DataSet:
-    """Some classes of an archive, each with its first images to learn and its last to ask about."""
+    """Some classes of an archive: the first images of each for training, the last for tests."""
     archive = (folder or Path()) / f"{cut.archive}.zip"
     if not archive.exists():
         raise ImageError(f"The data set {name!r} is cut from {archive}, which is not there.")
@@ -175,7 +175,7 @@ def from_cut(name: str, folder: Path | None, cut: Cut) -> DataSet:
 
 
 def _class_name(folder: str) -> str:
-    """A class by its folder.
+    """Name of a class from its folder.
 
     >>> _class_name("0000 tench, Tinca tinca")
     'tench'
@@ -222,10 +222,10 @@ class HubSet:
     label: str = "label"
     train: str | None = "train"  # splits
     test: str = "test"
-    share: float | None = None  # of all images of `train` to learn from, the rest being the test
-    video: str = ""  # a column that tells videos apart: the middle frame of each is taken
-    without: tuple[str, ...] = ()  # classes that are left out, by the set's own name
-    names: tuple[str, ...] = ()  # by class number; none: the set's own, underscores as blanks
+    share: float | None = None  # training share of the images in `train`; the rest is the test set
+    video: str = ""  # column with the video's id: only the middle frame of each is used
+    without: tuple[str, ...] = ()  # classes to leave out, by the set's own name
+    names: tuple[str, ...] = ()  # by class number; default: the set's own, underscores as spaces
     templates: tuple[str, ...] = ("a photo of a {}.",)
 
 
@@ -288,7 +288,7 @@ def from_hub(name: str, given: HubSet) -> DataSet:
 
 
 def middle_frames(videos: Sequence[object], rows: Sequence[int]) -> list[int]:
-    """The row in the middle of each video's, in order.
+    """Row of the middle frame of each video, in order.
 
     >>> middle_frames(["a", "a", "a", "b"], [4, 5, 6, 9])
     [5, 9]

@@ -1,6 +1,6 @@
 """Digest of the code that determines results.
 
-It covers the code that running a recipe can reach by imports, as an AST: changes of comments,
+It covers the code reachable by imports when a recipe is run, as an AST: changes of comments,
 docstrings and formatting do not matter, nor do changes of the service, the command line, the report
 or documentation. Recipes and weights have digests of their own in each line of results.
 """
@@ -14,11 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]  # both packages lie side by side
+ROOT = Path(__file__).parents[1]  # the folder of both packages
 START = "anytimecl_lab.run"
 OURS = ("anytimecl", "anytimecl_lab")
 LENGTH = 12
-# What a run tells of itself, and how long it may take: no result follows from these.
+# Progress, time limits and tables: results do not depend on them.
 TELLING = {f"anytimecl_lab.{name}" for name in ("_clock", "_progress", "needs", "table")}
 NOT_DATA = {".py", ".pyc", ".typed", ".md"}
 REPORT = {"paper.toml"}  # data that only reports read
@@ -44,7 +44,7 @@ def deciding() -> dict[str, Path]:
     while todo:
         name = todo.pop()
         file = _file(name) if name not in found else None
-        if file is None or name in TELLING or name in OURS:  # those hold versions and shortcuts
+        if file is None or name in TELLING or name in OURS:  # packages: re-exports only
             continue
         found[name] = file
         todo += imports(file.read_text(encoding="utf-8"))
@@ -103,7 +103,7 @@ def _told(node: Any) -> str:
     body = getattr(node, "body", None)
     if isinstance(body, list) and body and _is_text(body[0]):
         node.body = body[1:]  # type: ignore[attr-defined]
-    # Fields that are empty are left out: newer Pythons add such.
+    # Skip empty fields, since newer versions of Python add some.
     fields = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
     inner = " ".join(f"{name}={_told(value)}" for name, value in sorted(fields))
     return f"({type(node).__name__} {inner})"

@@ -16,9 +16,9 @@ from torch import Tensor
 from anytimecl.backbone.spec import Spec
 from anytimecl.tail import TailInput, Tokens, look, pick
 
-CHUNK = 512  # images that a tail looks at in one go
-WINDOW = 1 << 28  # bytes of examples that come to the device for the next online steps
-SHARE = 2  # one part in so many of the device's memory is for examples, unless told otherwise
+CHUNK = 512  # images per batch of the tail
+WINDOW = 1 << 28  # bytes of examples transferred for the next online steps
+SHARE = 2  # by default examples may take 1 / SHARE of the device's memory
 HALF = 2  # bytes of a number in half precision
 
 Kept = Tensor | TailInput  # in half precision, on the device
@@ -30,7 +30,7 @@ class Streamed:
 
     def __init__(self, count: int, read: Callable[[Sequence[int]], Kept]) -> None:
         self._count, self._read = count, read
-        # By size of a batch. One that is replaced might still be read by a captured step.
+        # By batch size. Never replaced, since a captured step may still read them.
         self._windows: dict[int, Kept] = {}
         self._each = 0  # bytes of an example
 
@@ -38,11 +38,11 @@ class Streamed:
         return self._count
 
     def take(self, indices: Sequence[int]) -> Tensor | TailInput:
-        """Some examples, on the device, in single precision."""
+        """A batch of examples, on the device, in single precision."""
         return mapped(self._read(indices), Tensor.float)
 
     def bring(self, batches: Sequence[Sequence[int]], turn: int) -> None:
-        """What the step of this turn learns from, and as many after it as the window holds."""
+        """Transfer the batch of this step, and as many following ones as fit into the window."""
         size = len(batches[turn])
         window = self._window(size)
         steps = self._steps(size)
@@ -53,7 +53,7 @@ class Streamed:
             put(window, start, self._read(coming[start : start + CHUNK]))
 
     def brought(self, turn: Tensor, size: int) -> Tensor | TailInput:
-        """The batch of this turn [1], by what the device alone knows."""
+        """The batch of a step [1], using data on the device only."""
         window = self._window(size)
         first = turn % self._steps(size) * size
         return pick(window, first + torch.arange(size, device=turn.device))
@@ -74,14 +74,14 @@ Examples = Tensor | TailInput | Streamed
 
 
 def take(examples: Examples, indices: Sequence[int], device: torch.device | str) -> Kept:
-    """Some examples, on the device, in single precision."""
+    """A batch of examples, on the device, in single precision."""
     if isinstance(examples, Streamed):
         return examples.take(indices)
     return pick(examples, torch.tensor(indices, device=device))
 
 
 def chunks(examples: Examples, size: int = CHUNK) -> Iterator[Tensor | TailInput]:
-    """All of them, a batch at a time, on the device, in single precision."""
+    """All examples in batches, on the device, in single precision."""
     count = len(examples.cls if isinstance(examples, TailInput) else examples)
     device = "cpu" if isinstance(examples, Streamed) else _tensors(examples)[0].device
     for start in range(0, count, size):
@@ -92,7 +92,7 @@ def chunks(examples: Examples, size: int = CHUNK) -> Iterator[Tensor | TailInput
 
 
 def default_room(device: str) -> int:
-    """Bytes of the device's memory that examples may take."""
+    """Bytes of the device's memory for examples."""
     if device.startswith("cuda"):
         return int(torch.cuda.get_device_properties(device).total_memory) // SHARE
     if not hasattr(os, "sysconf"):
@@ -101,12 +101,12 @@ def default_room(device: str) -> int:
 
 
 def whole_size(count: int, spec: Spec) -> int:
-    """Bytes of so many images' tokens."""
+    """Bytes of this many images' tokens."""
     return count * spec.tokens * spec.tail.width * HALF
 
 
 def resident(tokens: Sequence[TokenArray], spec: Spec, device: str) -> Kept:
-    """Arrays of tokens, one after the other, as one batch on the device."""
+    """Arrays of tokens, concatenated, on the device."""
     count = sum(len(part) for part in tokens)
     shape = (count, spec.tokens, spec.tail.width)
     parts = torch.empty(shape, dtype=torch.float16, device=device)
@@ -128,11 +128,11 @@ def streamed(
     spec: Spec,
     device: str,
 ) -> Streamed:
-    """The same, left where the arrays are."""
+    """The same, streamed from the arrays."""
     arrays = [torch.from_numpy(array) for array, _ in parts]
     chosen = [np.array(some) for _, some in parts]
     ends = np.cumsum([len(some) for some in chosen])
-    pinned = device.startswith("cuda")  # so that the host need not wait for the copy
+    pinned = device.startswith("cuda")  # for asynchronous copies
 
     def read(indices: Sequence[int]) -> Kept:
         wanted = np.array(indices)
@@ -150,29 +150,29 @@ def streamed(
 
 
 def met_normalised(spec: Spec) -> bool:
-    """Whether a tail meets its tokens normalised only, so that they are kept that way."""
+    """Whether the tail uses tokens only after normalisation, so they can be stored normalised."""
     return spec.tail.blocks == 1 and spec.tail.pool == "cls"
 
 
 def half(tokens: Tensor | TailInput, spec: Spec) -> Kept:
-    """As a one-block tail sees it, in half precision."""
+    """In half precision; normalised for a one-block tail."""
     if isinstance(tokens, Tensor) and met_normalised(spec):
         tokens = look(tokens.float(), spec.tail.norm_eps)
     return mapped(tokens, Tensor.half)
 
 
 def bytes_of(kept: object) -> int:
-    """What something takes on the device; nothing unless it is examples."""
+    """Bytes on the device; 0 for anything but examples."""
     return sum(tensor.nbytes for tensor in _tensors(kept))
 
 
 def mapped(kept: Tensor | TailInput, change: Callable[[Tensor], Tensor]) -> Tensor | TailInput:
-    """Every tensor of it, changed."""
+    """Apply a function to every tensor."""
     return change(kept) if isinstance(kept, Tensor) else kept.map(change)
 
 
 def put(whole: Kept, place: int, part: Kept) -> None:
-    """Some examples into their place among all."""
+    """Copy some examples to their place in a batch."""
     for into, some in zip(_tensors(whole), _tensors(part), strict=True):
         into[place : place + len(some)] = some
 

@@ -27,7 +27,7 @@ from anytimecl_lab._progress import track
 from anytimecl_lab.data import Split
 from anytimecl_lab.examples import CHUNK, chunks, resident
 
-AT_ONCE = {"cpu": 32, "cuda": 256}  # images in the trunk; marks are written after each
+AT_ONCE = {"cpu": 32, "cuda": 256}  # images per batch of the trunk; flags are written after each
 
 
 def features(

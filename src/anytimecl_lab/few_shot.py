@@ -1,7 +1,7 @@
-"""What few examples of every label are worth: this project's default beside its peers.
+"""Few-shot results: this project's default compared with the best of other methods ("peers").
 
-A recipe may call labels by name and by code; those are two recipes in the lines of results, and
-one family here.
+A recipe with labels by name and by code has two names in the lines of results; both are one family
+here.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from anytimecl_lab.table import Table, shown
 
 SCENARIO = "few-shot"
 OURS = "AnytimeCL"
-ALL = "all"  # the stage that brings every example; the others are so many of each label
+ALL = "all"  # the stage with all examples; others have a number per label
 
 Entry = tuple[str, str]  # method, reading
-Point = tuple[str, str, str]  # task, how labels are called, examples of each label
+Point = tuple[str, str, str]  # task, labels by name or code, examples per label
 At = dict[Entry, dict[int, float]]  # seed -> accuracy
 Scores = dict[Point, At]
-Curves = dict[str, dict[str, float]]  # method -> examples of each label -> accuracy
+Curves = dict[str, dict[str, float]]  # method -> examples per label -> accuracy
 
 
 def scores(results: Results, recipe: str, kind: str = "task") -> Scores:
-    """Every point of a recipe and of the one that calls its labels otherwise."""
+    """All results of a recipe's family."""
     family = {
         name: str(results.of(name)[0]["labels"])
         for name in results.recipes()
@@ -50,18 +50,18 @@ def _family(results: Results, recipe: str) -> str:
 
 
 def _first(results: Results, recipe: str) -> bool:
-    """Whether it is the first of its family."""
+    """Whether the recipe is the first of its family."""
     family = _family(results, recipe)
     return recipe == next(name for name in results.recipes() if _family(results, name) == family)
 
 
 def ours(results: Results, recipe: str) -> Entry:
-    """This project's default, as it is read."""
+    """This project's default, with its default reading."""
     return OURS, results.reading(recipe, OURS)
 
 
 def best_peer(at: At, seeds: Iterable[int]) -> tuple[Entry, float]:
-    """The highest mean over these seeds of all that is not this project's own."""
+    """The method with the highest mean over these seeds, this project's own excluded."""
     means = {
         entry: fmean(values[seed] for seed in seeds)
         for entry, values in at.items()
@@ -72,7 +72,7 @@ def best_peer(at: At, seeds: Iterable[int]) -> tuple[Entry, float]:
 
 
 def gaps(results: Results, recipe: str) -> dict[Point, float]:
-    """How far the default is ahead of the best peer of each point, few examples only."""
+    """Lead of the default over the best peer at each point with few examples."""
     mine = ours(results, recipe)
     return {
         point: fmean(at[mine].values()) - best_peer(at, at[mine])[1]
@@ -82,7 +82,7 @@ def gaps(results: Results, recipe: str) -> dict[Point, float]:
 
 
 def leads(results: Results, recipe: str) -> dict[Entry, float]:
-    """How far the default is ahead of each peer, mean over all points of few examples."""
+    """Lead of the default over each peer, mean over all points with few examples."""
     mine = ours(results, recipe)
     points = [at for point, at in scores(results, recipe).items() if point[2] != ALL]
     entries = dict.fromkeys(entry for at in points for entry in at if not _own(entry))
@@ -98,10 +98,10 @@ def _own(entry: Entry) -> bool:
 
 
 def curves(results: Results, recipe: str) -> dict[str, dict[str, Curves]]:
-    """Family and task -> how labels are called -> what is drawn.
+    """Family and task -> labels by name or code -> curves to plot.
 
-    Of a family they are given once. A method is drawn by its reading of the highest mean, this
-    project's by its default.
+    Each family once, at its first recipe. Each method with its best reading (highest mean), this
+    project's with its default.
     """
     found = scores(results, recipe) if _first(results, recipe) else {}
     mine = ours(results, recipe)
@@ -123,9 +123,9 @@ def curves(results: Results, recipe: str) -> dict[str, dict[str, Curves]]:
 
 
 def few_shot_tables(results: Results, recipe: str) -> list[Table]:
-    """Beside the best peer at each point; means of everyone; everyone at each point.
+    """Comparison with the best peer at each point; mean of each method; all methods at each point.
 
-    Of a family they are told once, at its first recipe.
+    Each family once, at its first recipe.
     """
     if not _first(results, recipe):
         return []
@@ -173,7 +173,7 @@ def _beside(found: Scores, mine: Entry) -> list[list[str]]:
 
 
 def _means(family: str, found: Scores, mine: Entry) -> Table:
-    """Every method and reading: the mean over tasks and numbers of examples."""
+    """Mean of every method and reading over tasks and numbers of examples."""
     ways = list(dict.fromkeys(labels for _, labels, _ in found))
     columns = [(labels, few) for few in (True, False) for labels in ways]
     rows = []
@@ -189,7 +189,7 @@ def _means(family: str, found: Scores, mine: Entry) -> Table:
 
 
 def _over(points: Sequence[Mapping[int, float]]) -> list[float]:
-    """The mean over points, for each seed that all of them have."""
+    """Mean over points, for each seed that all of them have."""
     seeds = set.intersection(*(set(point) for point in points)) if points else set()
     return [fmean(point[seed] for point in points) for seed in sorted(seeds)]
 
@@ -209,7 +209,7 @@ def _calibration(family: str, found: Scores, mine: Entry) -> Table:
 
 
 def _none_of_these(family: str, found: Scores) -> Table:
-    """Methods that have a say in it, each a row for every task and way to call its labels."""
+    """Methods that predict it, with a row for every task and kind of labels."""
     rows = []
     for task, labels in _rows(found):
         own = {shot: found.get((task, labels, shot), {}) for shot in _shots(found)}
@@ -240,14 +240,14 @@ def _everyone(family: str, found: Scores) -> list[Table]:
 
 
 def _rows(found: Scores) -> list[tuple[str, str]]:
-    """Task by task, names before codes."""
+    """By task, then names before codes."""
     seen = dict.fromkeys((task, labels) for task, labels, _ in found)
     tasks = list(dict.fromkeys(task for task, _ in seen))
     return sorted(seen, key=lambda row: (tasks.index(row[0]), row[1] != "name"))
 
 
 def _shots(found: Scores) -> list[str]:
-    """In order of their number; all examples last."""
+    """Numbers of examples in order, then all examples."""
     every = {shot for _, _, shot in found}
     return sorted(every, key=lambda shot: (shot == ALL, int(shot) if shot != ALL else 0))
 

@@ -1,7 +1,7 @@
 """Label embeddings from a file, instead of the model's text encoder.
 
-The file is NumPy's .npz with `names` [row] and `vec` [row, dim], and may have `source` and `prompt`
-[row]: where each vector is from, and what text it is of. A name may have several rows.
+The file is NumPy's .npz with `names` [row] and `vec` [row, dim], and optionally `source` and
+`prompt` [row]: the origin of each vector, and its text. A name may have several rows.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class LabelVectors:
     """Names with unit embeddings."""
 
     file: Path
-    names: Sequence[str]  # [row], as they are looked up
+    names: Sequence[str]  # [row], normalised for look-up
     vectors: NDArray[np.float32]  # [row, dim]
     sources: Sequence[str]  # [row]
-    preferred: Sequence[str] = ()  # sources, the best first; then the file's own order
+    preferred: Sequence[str] = ()  # sources, the best first; then in the file's order
 
     @cached_property
     def _rows(self) -> dict[str, int]:

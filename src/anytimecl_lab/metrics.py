@@ -1,7 +1,7 @@
 """Metrics from accuracies, in per cent.
 
-A matrix has a row for every training stage and a column for every task, both in the order of
-learning: `matrix[i][j]` is the accuracy on task j after learning tasks 0 to i.
+A matrix has a row for every training stage and a column for every task, in the order of learning:
+`matrix[i][j]` is the accuracy on task j after learning tasks 0 to i.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def calibration_error(confidence: Sequence[float], right: Sequence[bool], bins: 
     """
     sure, correct = np.asarray(confidence, float), np.asarray(right, float)
     at = np.clip(np.ceil(sure * bins).astype(int) - 1, 0, bins - 1)
-    gap = np.bincount(at, sure - correct, bins)  # in each bin: its size times the gap of its means
+    gap = np.bincount(at, sure - correct, bins)  # per bin: size times difference of means
     return float(round(np.abs(gap).sum() / len(sure), 12))
 
 
@@ -73,7 +73,7 @@ class Spread:
     """Mean and sample standard deviation over seeds."""
 
     mean: float
-    deviation: float  # 0 where there is one seed only: `count` says so
+    deviation: float  # 0 if there is only one seed (`count`)
     count: int
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a recipe will need, counted before anything is encoded or learned."""
+"""What a recipe needs, computed before anything is encoded or learned."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from anytimecl_lab.recipe import Recipe
 from anytimecl_lab.studio import Studio
 from anytimecl_lab.table import NONE, Table
 
-HALF = 2  # bytes of a number
+HALF = 2  # bytes of a half-precision number
 
 
 def counted(studio: Studio) -> Table:
-    """Training and test images and labels of each set, and what they take on disk and device."""
+    """Images and labels of each data set, and their size on disk and device."""
     rows = []
     total = [0, 0]
     for name, own in studio.sets.items():
@@ -28,7 +28,7 @@ def counted(studio: Studio) -> Table:
 
 
 def check_counts(studio: Studio) -> None:
-    """Refuse to go on where a set is not the published one."""
+    """Raise if a data set differs from the published one."""
     if wrong := list(_wrong(studio)):
         raise ImageError(
             f"The recipe {studio.recipe.name} asks for the published sets, and these differ: "
@@ -39,7 +39,7 @@ def check_counts(studio: Studio) -> None:
 
 def _wrong(studio: Studio) -> Iterator[str]:
     if studio.recipe.per_class is not None or studio.validation:
-        return  # fewer on purpose
+        return  # restricted on purpose
     for name, wanted in _wanted(studio.recipe).items():
         there = len(studio.train[name].chosen) if name in studio.train else 0
         if there != wanted:

@@ -1,4 +1,4 @@
-"""The plots, as SVG text: accuracy against stage, examples of a label, and bytes."""
+"""Plots as SVG: accuracy against stage, examples per label, and bytes per example."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from anytimecl_lab.results import Results
 from anytimecl_lab.tables import FLEXIBLE, size_of, tuned_reading
 
 SIZE = (8.0, 4.6)  # inches
-AXES = {  # what the paper's figures have along the bottom
+AXES = {  # labels of the x-axis, as in the paper's figures
     "data-incremental": "share of a task's examples received",
     "union-data-incremental": "share of all tasks' examples received",
     "class-incremental": "share of a task's classes received",
     "task-incremental": "tasks received, in quarters",
     "mtil": "tasks received",
 }
-PAPERS = ("original", "tuned", "aim", "ocw_rounded", "ocw")  # the blends that the paper compares
-Series = Mapping[str, Mapping[str, list[float]]]  # name -> stage -> one accuracy a seed
-Bars = Mapping[str, list[list[float]]]  # name -> kind -> one accuracy a seed
+PAPERS = ("original", "tuned", "aim", "ocw_rounded", "ocw")  # blends compared in the paper
+Series = Mapping[str, Mapping[str, list[float]]]  # name -> stage -> accuracy by seed
+Bars = Mapping[str, list[list[float]]]  # name -> kind -> accuracy by seed
 
 
 def plots(results: Results) -> dict[str, str]:
-    """Title -> SVG, for every recipe; the title says which figure of the paper it is."""
+    """Title -> SVG, for every recipe; the title names the paper's figure."""
     found = {}
     for recipe in results.recipes():
         line = results.of(recipe)[0]
@@ -45,7 +45,7 @@ def plots(results: Results) -> dict[str, str]:
 
 
 def _of_recipe(results: Results, recipe: str, line: Mapping[str, Any]) -> dict[str, str]:
-    """Every method, and every blend of the paper's setting: by stage, and in flexible inference."""
+    """Every method, and every blend of the paper's setting: by stage, and flexible inference."""
     told = f" (the paper's: {line['shows']})" if line.get("shows") else ""
     axis = AXES[line["scenario"]]
     methods = results.methods(recipe)
@@ -71,7 +71,7 @@ def _flexible(results: Results, recipe: str, method: str, reading: str | None) -
 
 
 def by_stage(series: Series, axis: str) -> str:
-    """A line each, mean over tasks and seeds; a band of one deviation."""
+    """A line per method, mean over tasks and seeds, with a band of one standard deviation."""
     figure, axes = _figure()
     longest = max((list(found) for found in series.values()), key=len)
     places = {stage: at for at, stage in enumerate(longest)}
@@ -93,7 +93,7 @@ def by_stage(series: Series, axis: str) -> str:
 
 
 def by_shots(sides: Mapping[str, Curves]) -> str:
-    """Labels by name and by code side by side."""
+    """Labels by name and by code, side by side."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1.3 * SIZE[0], SIZE[1]), layout="constrained")
@@ -127,7 +127,7 @@ def flexible(bars: Bars) -> str:
 
 
 def by_size(results: Results, recipe: str, task: str) -> str:
-    """Each codec as a point: bytes of an example, final accuracy of the tuned model."""
+    """Each codec as a point: bytes per example, and final accuracy of the tuned model."""
     figure, axes = _figure()
     for name in results.methods(recipe):
         x = size_of(results, recipe, name)
@@ -144,7 +144,7 @@ def by_size(results: Results, recipe: str, task: str) -> str:
 
 
 def _figure() -> tuple[Any, Any]:
-    from matplotlib.figure import Figure  # no pyplot: no window, no global state
+    from matplotlib.figure import Figure  # not pyplot, which has global state
 
     figure = Figure(figsize=SIZE, layout="constrained")
     axes = figure.add_subplot()
@@ -156,12 +156,12 @@ def _styled(axes: Any) -> None:
     from matplotlib import colormaps
 
     strong, pale = (list(colormaps["tab20"](range(first, 20, 2))) for first in (0, 1))
-    axes.set_prop_cycle(color=[*strong, *pale])  # more methods than the usual ten colours
+    axes.set_prop_cycle(color=[*strong, *pale])  # more than the default ten colours
     axes.grid(alpha=0.3)
 
 
 def _svg(figure: Any) -> str:
-    """Without a date, and with ids that do not change: the same results, the same bytes."""
+    """Reproducible: without a date, and with fixed ids."""
     import matplotlib
 
     file = io.StringIO()

@@ -1,10 +1,10 @@
-"""A recipe: a TOML file that says what is run for one table or figure.
+"""Recipes: TOML files that define the runs for a table or figure.
 
 title = "Data-incremental learning"
 shows = "Figure 3 (c)"
 scenario = "data-incremental"
 tasks = "targets"                # a group of groups.toml beside the recipe, or a list of names
-labels = "name"                  # or "code": they are called item 000, item 001; or a list of both
+labels = "name"                  # or "code": item 000, item 001, ...; or a list of both
 seeds = [0, 1, 2]
 
 [[methods]]
@@ -41,25 +41,25 @@ SCENARIOS = (
 PER_TASK = SCENARIOS[:3]  # a model for each task
 LABELS = ("name", "code")
 GROUPS = "groups.toml"
-# What of a recipe and of a method in it decides no result of that method: names, and other runs.
+# Fields of a recipe or method that do not affect a method's results: names, and other runs.
 BESIDES = {"name", "group", "title", "shows", "methods", "seeds", "counts"}
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A method under the name that tables give it."""
+    """A method with its options, and its name in tables."""
 
     name: str
     method: str
     options: dict[str, Any] = field(default_factory=dict)
-    codec: str | Named | None = None  # what examples are kept as; None: full tokens
-    components: int | None = None  # of a PCA codec; None: its own
-    encoder: str | None = None  # another model's, for methods that have two
+    codec: str | Named | None = None  # how examples are stored; None: full tokens
+    components: int | None = None  # of a PCA codec; None: its default
+    encoder: str | None = None  # a second encoder, for methods that have two
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is run."""
+    """The runs for a table or figure."""
 
     name: str
     title: str
@@ -68,42 +68,42 @@ class Recipe:
     methods: tuple[Contestant, ...]
     shows: str = ""  # the paper's table or figure
     novel: tuple[str, ...] = ()
-    labels: tuple[str, ...] = ("name",)  # how labels are called
+    labels: tuple[str, ...] = ("name",)  # "name", "code"
     seeds: tuple[int, ...] = (0, 1, 2)
-    per_class: int | None = None  # training examples of each class, at most
+    per_class: int | None = None  # training examples per class, at most
     per_class_test: int | None = None
     repeats: int = 1  # how often each example arrives, in union data-incremental learning
-    stages: tuple[float, ...] | None = None  # shares of the data after which is asked
-    shots: tuple[int, ...] = SHOTS  # examples of each label, in few-shot learning
+    stages: tuple[float, ...] | None = None  # shares of the data after which to evaluate
+    shots: tuple[int, ...] = SHOTS  # examples per label, in few-shot learning
     backbone: str = "embedded"
     group: str = ""
-    label_vectors: str = ""  # a file in the data folder, in place of the model's text side
+    label_vectors: str = ""  # a file in the data folder, instead of the model's text encoder
     label_sources: tuple[str, ...] = ()  # of vectors in that file, the best first
     cuts: dict[str, Cut] = field(default_factory=dict)  # tasks cut from one archive
-    published: bool = False  # sets from a folder, too, have the prompts and names of sets.toml
-    counts: dict[str, int] = field(default_factory=dict)  # training images of each task, exactly
+    published: bool = False  # sets from a folder get the names and prompts of sets.toml, too
+    counts: dict[str, int] = field(default_factory=dict)  # exact number of training images per task
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of one method: what can fail, be resumed, or run beside others."""
+    """One run of one method: the unit that can fail, be resumed, or run in parallel."""
 
     recipe: str
     group: str
-    subject: str  # the task, or "all" of them
+    subject: str  # the task, or "all"
     contestant: Contestant
     seed: int
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What the cell is known by in the lines of results."""
+        """Key in the lines of results."""
         return (self.recipe, self.group, self.subject, self.contestant.name, str(self.seed))
 
 
 def read_recipe(file: Path, group: str | None = None) -> Recipe:
-    """The recipe in a file, with one of the groups of data sets beside it.
+    """Read a recipe, with one of the groups of data sets in the file beside it.
 
-    Unless told, the group that the recipe names; `subsets` where it names none.
+    By default the group that the recipe names, or `subsets`.
     """
     try:
         values: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -126,7 +126,7 @@ def read_recipe(file: Path, group: str | None = None) -> Recipe:
         values["labels"] = [values["labels"]]
     elif "labels" in values and "label_vectors" in sets:  # codes have no vectors in a file
         values["labels"] = [way for way in values["labels"] if way != "code"]
-    own = values.pop("backbones", {}).get(group)  # where a recipe has another than its group
+    own = values.pop("backbones", {}).get(group)  # the recipe's, if it differs from the group's
     values.setdefault("backbone", own or sets.get("backbone", "embedded"))
     values.setdefault("per_class", values.pop("caps", {}).get(group))
     for each in values.get("methods", ()):
@@ -181,7 +181,7 @@ def _checked(file: Path, recipe: Recipe) -> Recipe:
 
 
 def by_labels(recipe: Recipe) -> list[Recipe]:
-    """A recipe for each way to call the labels, under a name of its own: no table mixes them."""
+    """A recipe for each kind of labels, with a name of its own, so that no table mixes them."""
     return [
         replace(recipe, labels=(way,), name=recipe.name + ("" if way == "name" else f"-{way}"))
         for way in recipe.labels
@@ -189,7 +189,7 @@ def by_labels(recipe: Recipe) -> list[Recipe]:
 
 
 def settings_mark(recipe: Recipe, chosen: Contestant) -> str:
-    """A digest of all that a recipe says about the runs of one method."""
+    """Digest of everything in a recipe that affects the runs of a method."""
     told = [
         {item: value for item, value in asdict(each).items() if item not in BESIDES}
         for each in (recipe, chosen)
@@ -199,7 +199,7 @@ def settings_mark(recipe: Recipe, chosen: Contestant) -> str:
 
 
 def cells(recipe: Recipe, seeds: Sequence[int] | None, only: Sequence[str]) -> list[Cell]:
-    """All runs of a recipe; `only` keeps methods by their name or kind."""
+    """All runs of a recipe; `only` selects methods by name or kind."""
     subjects = recipe.tasks if recipe.scenario in PER_TASK else ("all",)
     wanted = [each for each in recipe.methods if not only or {each.name, each.method} & set(only)]
     return [

@@ -33,13 +33,13 @@ from anytimecl_lab.codecs import CODECS, FittedCodec, make_codec
 from anytimecl_lab.examples import CHUNK, Examples, Streamed, TokenArray, bytes_of, half
 from anytimecl_lab.features import trunk_key
 
-SOME = 64  # images that a process encodes at a time
-FEW = 256  # images, and starting processes costs more than it saves
+SOME = 64  # images per task of a process
+FEW = 256  # up to this many images, starting processes does not pay
 
 
 @dataclass(eq=False)
 class Coded:
-    """The records of a run's training examples, in its order."""
+    """Records of a run's training examples, in its order."""
 
     codec: Codec
     spec: Spec
@@ -48,13 +48,13 @@ class Coded:
 
     @property
     def bytes(self) -> float:
-        """Of a record, mean."""
+        """Mean size of a record."""
         return float(np.mean([len(record) for record in self.records]))
 
     def examples(self, room: float) -> Examples:
-        """Decoded, in half precision; where those are more bytes than there is room, when needed.
+        """Decoded, in half precision; streamed if they take more than `room` bytes.
 
-        Low ranks, which are small, are decoded at once in any case.
+        Low-rank tokens are small, and always decoded at once.
         """
         first = self._decoded([0])
         low_rank = isinstance(first, TailInput) and first.tokens.coefficients is not None
@@ -71,10 +71,10 @@ class Coded:
 def component_codec(
     choice: str | Named, spec: Spec, tail: dict[str, Tensor], components: int | None
 ) -> Codec:
-    """A codec; those that keep components of each image may keep another number of them."""
+    """A codec, with another number of components per image if given."""
     named = CODECS.named(choice)
     if components is not None:
-        # No budget: the components asked for are what limits a record.
+        # No budget: the number of components limits the record.
         budget = {"budget": 1_000_000} if named.name == "attention-pca" else {}
         named = Named(named.name, {**budget, **named.options, "components": components})
     return make_codec(named, spec, tail)
@@ -87,7 +87,7 @@ def coded(
     parts: Sequence[tuple[str, Sequence[int]]],  # key of a split, and which of its images
     tokens: Sequence[TokenArray],  # of each whole split
 ) -> Coded:
-    """Records of some images of some splits; from disk, or encoded now."""
+    """Records of some images of some splits, encoded unless cached on disk."""
     name = CODECS.named(choice).name
     if name == "image":
         raise ModelError("An image codec keeps images, not tokens: its accuracy is tokens-fp16's.")
@@ -113,7 +113,7 @@ def _on_cpu(backbone: Backbone) -> dict[str, Tensor]:
 def _key(
     codec: Codec, parts: Sequence[tuple[str, Sequence[int]]], tokens: Sequence[TokenArray]
 ) -> str:
-    """Of the images, and of what the codec does: its settings, and its bytes for the first."""
+    """Digest of the images and of the codec: its settings, and its record of the first image."""
     told = [repr(getattr(codec, "config", None)), *(f"{key} {tuple(some)}" for key, some in parts)]
     if not isinstance(codec, FittedCodec):
         first = torch.from_numpy(np.array(tokens[0][parts[0][1][0]])).float()
@@ -133,7 +133,7 @@ def _batches(
 
 
 class _Work(NamedTuple):
-    """Some images to encode; all of it small, for it goes from process to process."""
+    """Images to encode; small, since it is sent between processes."""
 
     choice: str | Named
     spec: Spec
@@ -170,12 +170,12 @@ def _encoded(
 
 @cache
 def processes() -> ProcessPoolExecutor:
-    """One for each core; they take long to start, so all codecs share them."""
+    """A pool with one process per core, shared by all codecs since starting them is slow."""
     return ProcessPoolExecutor(os.cpu_count(), get_context("spawn"))
 
 
 def end_processes() -> None:
-    """Give their memory back."""
+    """Shut down the pool, to free its memory."""
     if processes.cache_info().currsize:
         processes().shutdown()
         processes.cache_clear()
@@ -200,7 +200,7 @@ def _codec(choice: str | Named, spec: Spec, components: int | None, tail: str, f
 
 
 def write_records(file: Path, records: Sequence[bytes]) -> None:
-    """Count, lengths, bytes; whole or not at all."""
+    """Write count, lengths and records, atomically."""
     part = file.with_suffix(".part")
     with part.open("wb") as out:
         out.write(struct.pack("<I", len(records)))
@@ -210,7 +210,7 @@ def write_records(file: Path, records: Sequence[bytes]) -> None:
 
 
 def read_records(file: Path) -> list[bytes]:
-    """Back from `write_records`."""
+    """Inverse of `write_records`."""
     raw = file.read_bytes()
     (count,) = struct.unpack_from("<I", raw)
     lengths = np.frombuffer(raw, "<u4", count, offset=4)
@@ -222,7 +222,7 @@ def read_records(file: Path) -> list[bytes]:
 
 
 def joined(parts: Sequence[Tensor | TailInput]) -> Tensor | TailInput:
-    """Batches one after the other; low ranks are filled up with zeros to the highest."""
+    """Concatenate batches; low-rank ones are padded with zeros to the highest rank."""
     tensors = [part for part in parts if isinstance(part, Tensor)]
     if tensors:
         return torch.cat(tensors)

@@ -32,11 +32,11 @@ def write_report(
     mixed: bool = False,
     group: str | None = None,
 ) -> list[Path]:
-    """From files of results; returns what was written.
+    """Write a report of some files of results; returns the files written.
 
-    `notes` is what a person has to say of them, in paragraphs with empty lines between. Lines of
-    several versions of the method or the lab are refused unless they may be `mixed`. A report is
-    of one `group` of data sets and models, for tables know recipes by name.
+    `notes` is a text to insert, in paragraphs separated by empty lines. Lines from several versions
+    of the method or the lab are an error unless `mixed`. A report is for one `group` of data sets
+    and models, since tables are keyed by recipe.
     """
     lines = [line for file in files for line in read_lines(file)]
     lines = [line for line in lines if group in (None, line.get("group"))]
@@ -67,7 +67,7 @@ def write_report(
 
 
 def facts(results: Results, failed: int) -> list[str]:
-    """Where, when and with what the results came about."""
+    """Hardware, dates and versions of the results."""
     lines = list(results.lines.values())
     devices = sorted({line["hardware"]["device"] for line in lines})
     packages = {f"{k} {v}" for x in lines for k, v in x["versions"].items() if k != "code"}
@@ -88,7 +88,7 @@ def facts(results: Results, failed: int) -> list[str]:
 
 
 def versions(results: Results) -> str:
-    """Which versions of what decides results, with how many lines of which recipes."""
+    """Versions of the code that determines results, with numbers of lines and recipes."""
     marks = results.digests()
     if len(marks) == 1:
         return f"one version of the method and the lab, {next(iter(marks))}."
@@ -100,7 +100,7 @@ def versions(results: Results) -> str:
 
 
 def claim_table(results: Results) -> Table:
-    """Which of the paper's claims hold here."""
+    """Which of the paper's claims hold."""
     rows = [[each.text, each.verdict, each.evidence, each.model] for each in claims(results)]
     headings = ["claim", "verdict", "numbers, mean and deviation over seeds", "model"]
     return Table("Which claims hold here", headings, rows)
@@ -113,7 +113,7 @@ def markdown(title: str, about: Sequence[str], every: Sequence[Table]) -> str:
 
 
 def page(title: str, about: Sequence[str], every: Sequence[Table], drawn: dict[str, str]) -> str:
-    """The report as one page that needs nothing else."""
+    """The report as a self-contained HTML page."""
     parts = [f"<h1>{html.escape(title)}</h1>", *(f"<p>{html.escape(each)}</p>" for each in about)]
     first, *rest = every
     parts.append(_html(first))

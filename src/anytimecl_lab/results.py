@@ -1,4 +1,4 @@
-"""Lines of results as numbers to look up: means over tasks, lists over seeds."""
+"""Lines of results for look-up: means over tasks, lists over seeds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LabAnswer:
 
 @dataclass(eq=False)
 class Results:
-    """All answers of some recipes, the newest where a cell was run twice."""
+    """All results of some recipes; the newest line of each cell."""
 
     answers: list[LabAnswer]
     lines: dict[tuple[str, ...], dict[str, Any]]
@@ -37,20 +37,20 @@ class Results:
     _cells: dict[tuple[str, str, str, str], list[LabAnswer]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Index by what is asked for most."""
+        """Build an index."""
         for answer in self.answers:
             key = (answer.recipe, answer.method, answer.reading, answer.kind)
             self._cells.setdefault(key, []).append(answer)
 
     def digests(self) -> dict[str, Counter[str]]:
-        """Mark of what decides results -> recipes, and how many lines of each have it."""
+        """Digest -> number of lines by recipe."""
         found: dict[str, Counter[str]] = {}
         for line in self.lines.values():
             found.setdefault(mark_of(line), Counter())[str(line["recipe"])] += 1
         return found
 
     def recipes(self) -> list[str]:
-        """In the order in which they were run."""
+        """In the order of running."""
         return list(dict.fromkeys(key[0] for key in self.lines))
 
     def of(self, recipe: str) -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ class Results:
         return list(dict.fromkeys(str(line["name"]) for line in placed))
 
     def reading(self, recipe: str, method: str) -> str:
-        """How a method is read unless told otherwise: AnytimeCL by its default blend."""
+        """A method's default reading; for AnytimeCL its default blend."""
         found = [line["reading"] for line in self.of(recipe) if line["name"] == method]
         return str(found[0]) if found else ""
 
@@ -85,7 +85,7 @@ class Results:
     def over_stages(
         self, recipe: str, method: str, reading: str | None = None, stages: Sequence[str] = ()
     ) -> list[float]:
-        """The mean over stages, for each seed."""
+        """Mean over stages, by seed."""
         found = self.by_stage(recipe, method, reading)
         chosen = [values for stage, values in found.items() if not stages or stage in stages]
         if not chosen or len({len(values) for values in chosen}) > 1:
@@ -95,7 +95,7 @@ class Results:
     def final(
         self, recipe: str, method: str, kind: str, reading: str | None = None, question: str = ""
     ) -> list[float]:
-        """After the last stage, the mean over questions of a kind (or one of them), by seed."""
+        """After the last stage: mean over questions of a kind (or one of them), by seed."""
         reading = self.reading(recipe, method) if reading is None else reading
         cell = self._cells.get((recipe, method, reading, kind), [])
         last = max((answer.stage for answer in cell), default=0)
@@ -108,7 +108,7 @@ class Results:
     def half_and_half(
         self, recipe: str, method: str, kind: str, reading: str | None = None
     ) -> list[float]:
-        """As `final`, but target tasks and novel ones count half each, however many they are."""
+        """As `final`, with equal total weights for target tasks and novel tasks."""
         line = self.of(recipe)[0]
         sides = [
             [self.final(recipe, method, kind, reading, task) for task in line[which]]
@@ -122,7 +122,7 @@ class Results:
         return [fmean(pair) for pair in zip(*means, strict=True)]
 
     def matrices(self, recipe: str, method: str, reading: str | None = None) -> list[Matrix]:
-        """Accuracy after each whole task on each task, in order of learning, by seed."""
+        """Accuracy on each task after each whole task, in order of learning, by seed."""
         reading = self.reading(recipe, method) if reading is None else reading
         tasks = self.of(recipe)[0]["tasks"]
         seeds: dict[int, dict[tuple[str, str], float]] = defaultdict(dict)
@@ -137,12 +137,12 @@ class Results:
 
 
 def mark_of(line: dict[str, Any]) -> str:
-    """A line's digest; older lines have a mark of all the code, or none."""
+    """A line's digest; older lines have one of all code, or none."""
     return str(line.get("digest") or line["versions"].get("code") or "no mark")
 
 
 def collect(lines: Iterable[dict[str, Any]]) -> Results:
-    """Results from lines; those of failed cells say nothing."""
+    """Results from lines, without those of failed cells."""
     newest: dict[tuple[str, ...], dict[str, Any]] = {}
     timings: dict[tuple[str, str], dict[str, Any]] = {}
     for line in lines:

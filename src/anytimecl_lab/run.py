@@ -47,11 +47,11 @@ from anytimecl_lab.studio import Key, Shelf, Studio
 
 Line = dict[str, Any]
 GB = 1e9
-LEFT = 3  # exit status where time was up before the runs were
+LEFT = 3  # exit status if the time was over before all runs were done
 
 
 class Ended(NamedTuple):
-    """How many runs failed, and how many there was no time for."""
+    """Number of failed runs, and of those not started for lack of time."""
 
     failed: int
     left: int
@@ -62,7 +62,7 @@ class Ended(NamedTuple):
 
 @torch.no_grad()
 def run_cell(studio: Studio, cell: Cell) -> Line:
-    """Learn stage by stage, ask after each, and say how long it took."""
+    """Learn stage by stage, evaluate after each, and measure the time."""
     began = time.perf_counter()
     chosen = cell.contestant
     streams = studio.streams(cell.subject, cell.seed)
@@ -82,8 +82,8 @@ def run_cell(studio: Studio, cell: Cell) -> Line:
 def _learn(
     studio: Studio, cell: Cell, method: Method, stages: Sequence[Stage], first: int
 ) -> Iterator[Line]:
-    """One method through one stream, whose first stage has this number."""
-    waiting: list[int] = []  # examples that the method has not been given yet
+    """Run a method on a stream; `first` is the number of its first stage."""
+    waiting: list[int] = []  # examples not passed to the method yet
     arrived = 0
     for number, stage in enumerate(stages, start=first):
         waiting += stage.examples
@@ -104,7 +104,7 @@ def _learn(
 
 
 def about(studio: Studio, cell: Cell) -> Line:
-    """What was run, where, when and with which versions."""
+    """Settings, hardware, date and versions of a run."""
     recipe = studio.recipe
     where = torch.cuda.get_device_name() if studio.device.startswith("cuda") else "CPU"
     return {
@@ -120,7 +120,7 @@ def about(studio: Studio, cell: Cell) -> Line:
         "labels": recipe.labels[0],
         **_vectors_of(studio),
         "validation": studio.validation,
-        "place": recipe.methods.index(cell.contestant),  # in the tables of the recipe
+        "place": recipe.methods.index(cell.contestant),  # row in the recipe's tables
         **asdict(cell.contestant),
         "seed": cell.seed,
         "digest": digest(),
@@ -137,13 +137,13 @@ def about(studio: Studio, cell: Cell) -> Line:
 
 
 def _vectors_of(studio: Studio) -> Line:
-    """Where label vectors are from, if not from the model's text side."""
+    """Origin of label vectors that are not the model's own."""
     given = studio.label_vectors
     return {} if given is None else {"label_vectors": f"{given.file.name} {given.mark}"}
 
 
 def _processor() -> str:
-    """As the system calls it."""
+    """Name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
@@ -168,10 +168,10 @@ def run(
     room: float | None = None,
     clock: Clock | None = None,
 ) -> Ended:
-    """Every cell of these recipes that `out` does not hold, while there is time.
+    """Run every cell of these recipes that `out` does not have, while there is time.
 
-    `room` is for examples on the device, in bytes; they are streamed where they are more. A `dry`
-    run says what the recipes need, and ends there.
+    `room` is for examples on the device, in bytes; more are streamed. A `dry` run only prints what
+    the recipes need.
     """
     clock = clock or Clock()
     room = default_room(device) if room is None else room
@@ -207,9 +207,9 @@ def studios_of(
     validation: bool = False,
     room: float = float("inf"),
 ) -> dict[str, Studio]:
-    """Recipe -> where it is run; each way to call labels is a recipe of its own."""
+    """Recipe -> its studio; each kind of labels is a recipe of its own."""
     recipes = [each for recipe in recipes for each in by_labels(recipe)]
-    if validation:  # so that no table ever mixes the two
+    if validation:  # so that no table mixes the two
         recipes = [replace(recipe, name=f"{recipe.name}-validation") for recipe in recipes]
     shelf = Shelf()
     return {each.name: Studio(each, data, device, validation, shelf, room) for each in recipes}
@@ -218,7 +218,7 @@ def studios_of(
 def cells_of(
     studios: dict[str, Studio], seeds: Sequence[int] | None = None, only: Sequence[str] = ()
 ) -> list[Cell]:
-    """All runs that are asked for."""
+    """All requested runs."""
     every = [cell for each in studios.values() for cell in cells(each.recipe, seeds, only)]
     if not every:
         raise ModelError(f"None of these recipes has a method {', '.join(only)}.")
@@ -226,7 +226,7 @@ def cells_of(
 
 
 def undone(studios: dict[str, Studio], every: Sequence[Cell], out: Path) -> list[Cell]:
-    """Those that a file has no line of, by the present code, model and recipe."""
+    """Runs without a line in a file by the current code, model and recipe."""
     held = {key_of(line): line for line in read_lines(out) if line.get("digest") == digest()}
 
     def is_done(cell: Cell) -> bool:
@@ -241,7 +241,7 @@ def undone(studios: dict[str, Studio], every: Sequence[Cell], out: Path) -> list
 
 
 def _prepared(studios: dict[str, Studio], left: Sequence[Cell], clock: Clock) -> list[Cell]:
-    """What can be run now: with everything encoded that it needs."""
+    """The runs that can start: everything they need is encoded."""
     ready: list[Cell] = []
     for name in dict.fromkeys(cell.recipe for cell in left):
         its_own = [cell for cell in left if cell.recipe == name]
@@ -258,7 +258,7 @@ def _prepared(studios: dict[str, Studio], left: Sequence[Cell], clock: Clock) ->
 
 
 def taken(lines: Sequence[Line]) -> dict[tuple[str, ...], float]:
-    """Recipe, group, method -> the most seconds that a run of it took, by any version."""
+    """Recipe, group, method -> longest time of a run in seconds, in any version."""
     found: dict[tuple[str, ...], float] = {}
     for line in lines:
         if "seconds" in line:
@@ -276,7 +276,7 @@ def kind_of(key: tuple[str, ...]) -> tuple[str, ...]:
 def _in_time(
     cells: Sequence[Cell], clock: Clock, known: dict[tuple[str, ...], float]
 ) -> Iterator[Cell]:
-    """Cells that should end in time, asked of when their turn comes; the first in any case."""
+    """Cells that should end in time, decided when their turn comes; always the first."""
     for number, cell in enumerate(cells):
         if number == 0 or clock.left() > known.get(kind_of(cell.key), 0.0):
             yield cell
@@ -314,14 +314,14 @@ def _lines(
                 cell = running.pop(future)
                 try:
                     yield future.result()
-                except BrokenProcessPool as error:  # a process was killed, for memory perhaps
+                except BrokenProcessPool as error:  # a process was killed, perhaps out of memory
                     yield _failed(cell, error)
 
 
 def shared_by(
     studios: dict[str, Studio], ready: Sequence[Cell], room: float
 ) -> dict[Key, Examples]:
-    """Examples on a GPU that all processes read; in half of the room, for each has more to keep.
+    """Examples on a GPU shared by all processes, in half of the room; the rest is for each process.
 
     Nothing on a CPU, where processes map the same files.
     """
@@ -336,14 +336,14 @@ def shared_by(
 
 
 def _safely(studio: Studio, cell: Cell) -> Line:
-    """A line in any case: what went wrong in one cell is no reason to end the others."""
+    """Run a cell; an exception becomes its line, so that others continue."""
     try:
         return run_cell(studio, cell)
     except Exception as error:
         tell(traceback.format_exc())
         return _failed(cell, error)
     finally:
-        gc.collect()  # a method's captured graph holds memory of the device, in cycles
+        gc.collect()  # frees captured graphs, which are in reference cycles
 
 
 def _failed(cell: Cell, error: Exception) -> Line:
@@ -361,7 +361,7 @@ _studios: dict[str, Studio] = {}  # of this process, by recipe
 
 
 def _exactly() -> None:
-    """Single precision means that in convolutions too, as on a CPU."""
+    """Disable TF32 in convolutions, for single precision as on a CPU."""
     torch.backends.cudnn.allow_tf32 = False
 
 
@@ -380,7 +380,7 @@ def _in_worker(cell: Cell) -> Line:
 
 
 def read_lines(file: Path) -> list[Line]:
-    """The lines of a file of results; none where there is no file."""
+    """The lines of a file of results; none if it does not exist."""
     if not file.exists():
         return []
     lines = []
@@ -395,7 +395,7 @@ def read_lines(file: Path) -> list[Line]:
 
 
 def key_of(line: Line) -> tuple[str, ...]:
-    """What a line is known by, as `Cell.key`."""
+    """A line's key, as `Cell.key`."""
     return tuple(str(line[item]) for item in ("recipe", "group", "subject", "name", "seed"))
 
 
@@ -437,7 +437,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
-    """Of time and memory."""
+    """Add options for time and memory limits."""
     parser.add_argument("--minutes", type=float, help="begin no run that would not end by then")
     parser.add_argument(
         "--device-memory",

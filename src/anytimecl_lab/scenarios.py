@@ -1,8 +1,8 @@
-"""What arrives when, and what is asked after it: the paper's scenarios, pure and seeded.
+"""The paper's scenarios: streams of examples and evaluation sets, as pure seeded functions.
 
-A stream is a list of stages; a stage names the examples that arrive in it, in order, by their
-index into the training examples of the run. A question is a set of test images and the candidate
-labels they are told apart by. Questions always cover the whole task, unseen classes included.
+A stream is a list of stages; a stage has the examples that arrive in it, in order, as indices into
+the run's training examples. A question is a set of test images with their candidate labels.
+Questions always cover the whole task, unseen classes included.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ SHOTS = (1, 2, 4, 8, 16)
 NOVEL_LABELS = 100
 MIX_SPLITS = 5
 MIX_PER_CLASS = 100
-THEIRS = "mix (TreeProbe)"  # the kind of question that the paper's predecessor asks
-SURE, FOREIGN = "calibration", "none-of-these"  # kinds of answers that are no accuracies
+THEIRS = "mix (TreeProbe)"  # kind of question in the paper's predecessor
+SURE, FOREIGN = "calibration", "none-of-these"  # kinds of answers that are not accuracies
 REFUSALS = ("AUROC", "own refused", "foreign refused")
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Some examples arrive."""
+    """Examples that arrive before an evaluation."""
 
     name: str
     examples: tuple[int, ...]  # new ones, in order of arrival
-    whole: bool = True  # methods that learn stage by stage wait until a task is whole
+    whole: bool = True  # False: stage-wise methods wait until the task is complete
 
 
 @dataclass(frozen=True)
 class Question:
-    """Test images, by their place among those of their task, and the labels to choose from."""
+    """Test images by task and index, and their candidate labels."""
 
     name: str
     kind: str  # "task", or the kind of flexible inference: "zero-shot", "union", "mix", THEIRS
@@ -48,7 +48,7 @@ class Question:
 
 
 def data_incremental(count: int, seed: int, shares: Sequence[float] = DATA_STAGES) -> list[Stage]:
-    """All examples in random order, cut where these shares of them have arrived.
+    """All examples in random order, in stages that end at these shares of them.
 
     >>> [len(stage.examples) for stage in data_incremental(100, seed=0)]
     [2, 2, 4, 8, 16, 32, 36]
@@ -63,7 +63,7 @@ def data_incremental(count: int, seed: int, shares: Sequence[float] = DATA_STAGE
 
 
 def class_incremental(labels: Sequence[str], seed: int, parts: int = FIFTHS) -> list[Stage]:
-    """A random fifth of the classes at a time; within a stage examples come in random order.
+    """A random fifth of the classes per stage; examples of a stage in random order.
 
     >>> stages = class_incremental(["a", "b", "c", "a", "b", "c"], seed=0, parts=3)
     >>> [sorted(stage.examples) for stage in stages]
@@ -80,10 +80,10 @@ def class_incremental(labels: Sequence[str], seed: int, parts: int = FIFTHS) -> 
 
 
 def few_shot(labels: Sequence[str], seed: int, shots: Sequence[int] = SHOTS) -> list[Stage]:
-    """So many examples of every label in random order, and all: each for a model of its own.
+    """Stages with a number of examples per label, and one with all, each for a separate model.
 
-    Those of fewer examples are among those of more. More than the smallest class has is left out.
-    All of them come in the order of data-incremental learning.
+    Smaller samples are subsets of larger ones. Numbers larger than the smallest class are left out.
+    The stage with all examples has the order of data-incremental learning.
 
     >>> stages = few_shot(["a", "b", "a", "b", "a"], seed=0)
     >>> [(stage.name, len(stage.examples)) for stage in stages]
@@ -106,7 +106,7 @@ def few_shot(labels: Sequence[str], seed: int, shots: Sequence[int] = SHOTS) -> 
 def task_incremental(
     tasks: Mapping[str, Sequence[int]], seed: int, shares: Sequence[float] = QUARTERS
 ) -> list[Stage]:
-    """One task after the other, in the order given, each in random order and in quarters.
+    """One task after the other, in the given order, each in random order and in quarters.
 
     >>> stages = task_incremental({"pets": range(4), "food": range(4, 6)}, seed=0, shares=(0.5, 1))
     >>> [(stage.name, len(stage.examples), stage.whole) for stage in stages[:2]]
@@ -124,13 +124,13 @@ def task_incremental(
 
 
 def mtil(tasks: Mapping[str, Sequence[int]], seed: int) -> list[Stage]:
-    """One whole task after the other: the benchmark of Transfer, Avg and Last."""
+    """One whole task after the other, for the metrics Transfer, Avg and Last."""
     stages = task_incremental(tasks, seed, shares=(1.0,))
     return [Stage(task, stage.examples) for task, stage in zip(tasks, stages, strict=True)]
 
 
 def capped(labels: Sequence[str], most: int | None, seed: int) -> list[int]:
-    """At most so many examples of each class, by a random choice; in their own order.
+    """A random sample of at most `most` examples per class, in the original order.
 
     >>> capped(["a", "a", "a", "b"], most=1, seed=0)
     [2, 3]
@@ -149,9 +149,9 @@ def capped(labels: Sequence[str], most: int | None, seed: int) -> list[int]:
 def held_out(
     labels: Sequence[str], share: int, most: int, seed: int
 ) -> tuple[list[int], list[int]]:
-    """What is learned, and what is asked about: one in so many of each class, at most so many.
+    """Training and validation examples: 1 / `share` of each class, at most `most`, is held out.
 
-    A class of fewer than two has none to spare; all others have at least one.
+    At least one of each class, unless the class has only one example.
 
     >>> held_out(["a", "a", "a", "b", "b", "c"], share=3, most=9, seed=0)
     ([0, 1, 4, 5], [2, 3])
@@ -172,15 +172,16 @@ def held_out(
 
 
 def whole_task(task: str, labels: Sequence[str], candidates: Sequence[str]) -> Question:
-    """Every test image of a task, over all its labels."""
+    """All test images of a task, over all its labels."""
     images = tuple((task, i) for i in range(len(labels)))
     return Question(task, "task", tuple(candidates), images)
 
 
 def strictly_novel(targets: Mapping[str, Sequence[str]], novel: Sequence[str]) -> list[int]:
-    """The test images of a novel task whose label no target task has.
+    """Test images of a novel task whose labels no target task has.
 
-    "A novel task contains none of these labels", says the paper; real sets share some names.
+    The paper says "A novel task contains none of these labels", but real data sets share some
+    names.
 
     >>> strictly_novel({"cifar100": ["rose", "bee"]}, ["rose", "accordion"])
     [1]
@@ -192,7 +193,7 @@ def strictly_novel(targets: Mapping[str, Sequence[str]], novel: Sequence[str]) -
 def flexible(
     targets: Mapping[str, Sequence[str]], novel: Mapping[str, Sequence[str]], seed: int
 ) -> list[Question]:
-    """Zero-shot, union and mix, from the labels of the test images of each task."""
+    """Questions for zero-shot, union and mix, from the labels of each task's test images."""
     kept = {task: strictly_novel(targets, labels) for task, labels in novel.items()}
     pools = {task: [(i, novel[task][i]) for i in indices] for task, indices in kept.items()}
     names = sorted({label for pool in pools.values() for _, label in pool})
@@ -224,7 +225,7 @@ def _zero_shot(pools: Pools) -> list[Question]:
 
 
 def _union(targets: Mapping[str, Sequence[str]], pools: Pools, some: set[str]) -> list[Question]:
-    """Each task over the labels of all target tasks and some of the novel ones."""
+    """Each task, over the labels of all target tasks and some of the novel ones."""
     candidates = tuple(sorted({y for labels in targets.values() for y in labels} | some))
     asked = {task: list(range(len(labels))) for task, labels in targets.items()}
     asked |= {task: [i for i, label in pool if label in some] for task, pool in pools.items()}
@@ -238,7 +239,7 @@ def _union(targets: Mapping[str, Sequence[str]], pools: Pools, some: set[str]) -
 def _mix(
     targets: Mapping[str, Sequence[str]], pools: Pools, some: set[str], rng: np.random.Generator
 ) -> list[Question]:
-    """Random fifths of the target labels, each with the same novel labels; 100 images a class."""
+    """Random fifths of the target labels, plus the same novel labels; 100 images per class."""
     labels = rng.permutation(sorted({y for each in targets.values() for y in each})).tolist()
     images = [(y, task, i) for task, each in targets.items() for i, y in enumerate(each)]
     images += [(y, task, i) for task, pool in pools.items() for i, y in pool]
@@ -257,10 +258,10 @@ def _mix(
 def _their_mix(
     targets: Mapping[str, Sequence[str]], novel: Sequence[str], rng: np.random.Generator
 ) -> list[Question]:
-    """The predecessor's: a fifth of the target labels, as many novel ones, target images alone.
+    """The predecessor's mix: a fifth of the target labels, as many novel ones, target images only.
 
-    Its union differs from ours in the mean alone: target and novel tasks count half each. That
-    is worked out from the same answers, by `Results.half_and_half`.
+    Its union differs from the paper's only in the mean, in which target and novel tasks count half
+    each; `Results.half_and_half` computes it from the same answers.
     """
     labels = rng.permutation(sorted({y for each in targets.values() for y in each})).tolist()
     images = [(y, task, i) for task, each in targets.items() for i, y in enumerate(each)]

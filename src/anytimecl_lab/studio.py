@@ -29,9 +29,9 @@ from anytimecl_lab.records import Coded, coded, end_processes
 from anytimecl_lab.scenarios import Question, Stage
 from anytimecl_lab.world import Second, World
 
-CAP_SEED = 0  # which examples a cap keeps, and which are for validation, is the same in every run
-HELD_OUT = 5  # one in so many training examples of each class, for validation
-HELD_OUT_MOST = 15  # of a class: more are slow to ask about, and better learned from
+CAP_SEED = 0  # sampled and validation examples are the same in every run
+HELD_OUT = 5  # 1 / HELD_OUT of each class's training examples is for validation
+HELD_OUT_MOST = 15  # per class
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class Part:
 T = TypeVar("T")
 
 
-Key = tuple[str, object]  # what a thing is, and which of its kind
+Key = tuple[str, object]  # kind and key of an object
 
 
 class Shelf:
-    """What studios of one process share: loaded once, the latest of each kind kept.
+    """A cache shared by the studios of a process: the latest object of each kind.
 
-    What is `shared` among processes was loaded by another one.
+    `shared` has objects loaded by another process.
     """
 
     def __init__(self, shared: Mapping[Key, Any] | None = None) -> None:
@@ -64,24 +64,24 @@ class Shelf:
         self._shared = {} if shared is None else shared
 
     def get(self, kind: str, key: object, make: Callable[[], T]) -> T:
-        """The thing of that kind and key."""
+        """The object of that kind and key, made if necessary."""
         found: T
         if (kind, key) in self._shared:
             found = self._shared[kind, key]
             return found
         if kind not in self._kept or self._kept[kind][0] != key:
-            self._kept.pop(kind, None)  # first, or two would be in memory at once
+            self._kept.pop(kind, None)  # first, so that not two are in memory at once
             self._kept[kind] = key, make()
         found = self._kept[kind][1]
         return found
 
     def __contains__(self, key: Key) -> bool:
-        """Whether that is shared."""
+        """Whether an object is shared between processes."""
         return key in self._shared
 
     @property
     def bytes(self) -> int:
-        """Of examples on the device that are of this process alone."""
+        """Bytes on the device of examples that are not shared."""
         return sum(bytes_of(value) for _, value in self._kept.values())
 
 
@@ -92,9 +92,9 @@ class Studio:
     recipe: Recipe
     data: Path | None
     device: str = "cpu"
-    validation: bool = False  # ask about training images that are held out, not about the test
+    validation: bool = False  # evaluate on held-out training images, not on the test set
     shelf: Shelf = field(default_factory=Shelf)
-    room: float = float("inf")  # bytes of examples on the device; more are brought in batches
+    room: float = float("inf")  # bytes for examples on the device; more are streamed
 
     @property
     def backbone(self) -> Backbone:
@@ -104,7 +104,7 @@ class Studio:
 
     @cached_property
     def named(self) -> dict[str, DataSet]:
-        """Targets, then novel tasks, all labels by name."""
+        """Targets, then novel tasks, with labels by name."""
         names = (*self.recipe.tasks, *self.recipe.novel)
         cuts, given = self.recipe.cuts, self.label_vectors
         sets = {
@@ -129,7 +129,7 @@ class Studio:
 
     @cached_property
     def sets(self) -> dict[str, DataSet]:
-        """The same, the labels of targets called as the recipe has it."""
+        """The same, with the targets' labels by name or code, as in the recipe."""
         coded = self.recipe.tasks if self.recipe.labels == ("code",) else ()
         return {task: by_code(own) if task in coded else own for task, own in self.named.items()}
 
@@ -137,7 +137,8 @@ class Studio:
     def train(self) -> dict[str, Part]:
         """Training examples of each target task.
 
-        By name, not in the order of learning: recipes with the same tasks share the examples.
+        Sorted by name, not in order of learning, so that recipes with the same tasks share the
+        examples.
         """
         parts = {task: self._parts(task)[0] for task in sorted(self.recipe.tasks)}
         return {task: part for task, part in parts.items() if part is not None}
@@ -167,7 +168,7 @@ class Studio:
     # ----------------------------------------------------------------------------- on the device
 
     def prepare(self, contestants: Sequence[Contestant], clock: Clock | None = None) -> None:
-        """Encode whatever these methods need and is not cached, before processes are started."""
+        """Encode everything these methods need, before processes are started."""
         every = (*self.train.values(), *self.test.values())
         for part in every:
             features(part.split, self.backbone, part.chosen, clock)
@@ -202,7 +203,7 @@ class Studio:
         return self._placed("examples", self._key(*parts), parts, self.backbone)
 
     def to_share(self, room: float) -> dict[Key, Examples]:
-        """Examples and test images that several processes may read, as far as there is room."""
+        """Examples and test images for several processes to read, as far as they fit."""
         train = tuple(self.train.values())
         wanted = {("examples", self._key(*train)): train}
         wanted |= {(_test_kind(task), self._key(part)): (part,) for task, part in self.test.items()}
@@ -216,7 +217,7 @@ class Studio:
         return found
 
     def _placed(self, kind: str, key: object, parts: Sequence[Part], model: Backbone) -> Examples:
-        """Tokens on the device, or left on disk where they would be too many there."""
+        """Tokens on the device, or streamed from disk if they do not fit."""
 
         def make() -> Examples:
             count = sum(len(part.chosen) for part in parts)
@@ -245,7 +246,7 @@ class Studio:
 
     @cached_property
     def places(self) -> dict[str, range]:
-        """Where the examples of each task are among all."""
+        """Indices of each task's examples."""
         found, start = {}, 0
         for task, part in self.train.items():
             found[task] = range(start, start + len(part.chosen))
@@ -278,7 +279,7 @@ class Studio:
 
     @cached_property
     def vectors(self) -> dict[str, Tensor]:
-        """Unit embedding of each label; one of several tasks has the prompts of the first."""
+        """Unit embedding of each label; with the first task's prompts if several have it."""
         from anytimecl_lab.methods.zscl import WORDS
 
         found: dict[str, Tensor] = {}
@@ -297,7 +298,7 @@ class Studio:
         return found
 
     def world(self, stages: Sequence[Stage], seed: int, chosen: Contestant) -> World:
-        """The input of a method; without tokens for methods that use embeddings only."""
+        """The input of a method; without tokens if it uses embeddings only."""
         frozen = issubclass(METHODS[chosen.method], Frozen)
         if chosen.codec is not None:
             kept = self._decoded(chosen.codec, chosen.components)
@@ -333,7 +334,7 @@ class Studio:
 
         return self.shelf.get("records", (codec, components, self._key(*self.train.values())), make)
 
-    # ----------------------------------------------------------- what arrives, what is asked
+    # ------------------------------------------------------------------ streams and questions
 
     def streams(self, subject: str, seed: int) -> list[list[Stage]]:
         """The stages of each stream of a run; a new model is trained for each stream."""
@@ -369,7 +370,7 @@ class Studio:
         ]
 
     def final_questions(self, seed: int) -> list[Question]:
-        """Further questions after the last stage: flexible inference, with novel tasks."""
+        """Questions after the last stage: flexible inference, with novel tasks."""
         if not self.recipe.novel:
             return []
         targets: Mapping[str, Sequence[str]] = {

@@ -1,4 +1,4 @@
-"""A table as text."""
+"""Tables of text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NONE = "–"
 
 @dataclass(frozen=True)
 class Table:
-    """Headings and rows, as text."""
+    """A table of text."""
 
     title: str
     headings: list[str]
@@ -20,12 +20,12 @@ class Table:
     note: str = ""
 
     def markdown(self) -> str:
-        """As Markdown has it."""
+        """The table in Markdown."""
         lines = [self.headings, ["---"] * len(self.headings), *self.rows]
         body = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
         return f"### {self.title}\n\n{body}\n" + (f"\n{self.note}\n" if self.note else "")
 
 
 def shown(values: Sequence[float]) -> str:
-    """Mean and spread over seeds, where there are any."""
+    """Mean and spread over seeds; a dash without values."""
     return str(spread(values)) if values else NONE

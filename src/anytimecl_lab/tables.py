@@ -15,7 +15,7 @@ from anytimecl_lab.results import Results
 from anytimecl_lab.scenarios import THEIRS
 from anytimecl_lab.table import NONE, Table, shown
 
-SEEN = "tuned if all are seen"  # a reading: the simple rule of the paper's section on MTIL
+SEEN = "tuned if all are seen"  # reading: the simple rule in the paper's section on MTIL
 BLENDS = (
     "original",
     "tuned",
@@ -30,18 +30,18 @@ BLENDS = (
     "AIM-Emb",
 )
 FLEXIBLE = ("zero-shot", "union", "mix")
-PREDECESSORS = ("union (TreeProbe)", THEIRS)  # how the paper's predecessor counts and asks
+PREDECESSORS = ("union (TreeProbe)", THEIRS)  # as in the paper's predecessor
 
 
 @cache
 def paper() -> dict[str, dict[str, Any]]:
-    """The paper's own figures."""
+    """The paper's published figures."""
     text = (resources.files(__package__) / "paper.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
 def tables(results: Results) -> list[Table]:
-    """Every table that the results have numbers for, recipe by recipe."""
+    """All tables for these results, by recipe."""
     found: list[Table] = []
     for recipe in results.recipes():
         line = results.of(recipe)[0]
@@ -61,7 +61,7 @@ def tables(results: Results) -> list[Table]:
 
 
 def stage_tables(results: Results, recipe: str, scenario: str) -> list[Table]:
-    """Accuracy against stage: every method; then every blend of AnytimeCL; then each task."""
+    """Accuracy against stage: of every method, of every blend of AnytimeCL, and by task."""
     methods = results.methods(recipe)
     stages = shared_stages(results, recipe)
     title = f"{recipe}: {scenario}, accuracy over all tasks after each stage"
@@ -86,7 +86,7 @@ def stage_tables(results: Results, recipe: str, scenario: str) -> list[Table]:
 
 
 def shared_stages(results: Results, recipe: str) -> list[str]:
-    """The stages after which every method answered."""
+    """Stages with results of every method."""
     each = [list(results.by_stage(recipe, name)) for name in results.methods(recipe)]
     return [stage for stage in each[0] if all(stage in stages for stages in each)]
 
@@ -106,7 +106,7 @@ def stage_row(
 
 
 def short(stage: str) -> str:
-    """A stage's name for a heading.
+    """Abbreviation of a stage's name for a heading.
 
     >>> short("pets 100 %"), short("100 %")
     ('pets', '100 %')
@@ -115,7 +115,7 @@ def short(stage: str) -> str:
 
 
 def forgetting_table(results: Results, recipe: str) -> Table:
-    """Forgetting, and the first task after the last against joint training."""
+    """Forgetting, and final accuracy on the first task."""
     first = results.of(recipe)[0]["tasks"][0]
     rows = []
     for name in results.methods(recipe):
@@ -128,7 +128,7 @@ def forgetting_table(results: Results, recipe: str) -> Table:
 
 
 def flexible_tables(results: Results, recipe: str) -> list[Table]:
-    """Zero-shot, union and mix, of every method and of every blend."""
+    """Zero-shot, union and mix, by method and by blend."""
     methods = results.methods(recipe)
     title = f"{recipe}: flexible inference after all tasks"
     rows = [[name, *flexible_cells(results, recipe, name, None)] for name in methods]
@@ -147,7 +147,7 @@ def flexible_tables(results: Results, recipe: str) -> list[Table]:
 
 
 def flexible_cells(results: Results, recipe: str, method: str, reading: str | None) -> list[str]:
-    """Zero-shot, union and mix, then union and mix as the predecessor has them."""
+    """Zero-shot, union and mix, then union and mix as in the predecessor."""
     ours = [shown(results.final(recipe, method, kind, reading)) for kind in FLEXIBLE]
     half = shown(results.half_and_half(recipe, method, "union", reading))
     return [*ours, half, shown(results.final(recipe, method, THEIRS, reading))]
@@ -157,7 +157,7 @@ def flexible_cells(results: Results, recipe: str, method: str, reading: str | No
 
 
 def mtil_tables(results: Results, recipe: str) -> list[Table]:
-    """Transfer, Avg and Last with the paper's beside them, and each matrix's mean over seeds."""
+    """Transfer, Avg and Last beside the paper's, and each matrix's mean over seeds."""
     rows, found = [], []
     tasks = list(results.of(recipe)[0]["tasks"])
     for name in results.methods(recipe):
@@ -180,7 +180,7 @@ def mtil_tables(results: Results, recipe: str) -> list[Table]:
 
 
 def _printed_matrix(recipe: str, name: str, tasks: Sequence[str]) -> list[Table]:
-    """What the paper prints of the tasks that were learned here, in its own order."""
+    """The paper's matrix, for the tasks in these results, in the paper's order."""
     printed: dict[str, list[float]] = paper()["mtil_matrix"].get(name, {})
     every = list(printed)
     kept = [task for task in every if task in tasks]
@@ -193,7 +193,7 @@ def _printed_matrix(recipe: str, name: str, tasks: Sequence[str]) -> list[Table]
 
 
 def codec_tables(results: Results, recipe: str) -> list[Table]:
-    """Size, time and final accuracy of every codec, with the paper's beside them."""
+    """Size, time and final accuracy of every codec, beside the paper's."""
     lines = results.of(recipe)
     tasks = list(lines[0]["tasks"])
     rows = []
@@ -218,12 +218,12 @@ def codec_tables(results: Results, recipe: str) -> list[Table]:
 
 
 def tuned_reading(results: Results, recipe: str, method: str) -> str | None:
-    """The reading of the tuned model alone; a method that is nothing else has one reading."""
+    """The tuned model's reading; None for methods with a single reading."""
     return "tuned" if "tuned" in _readings(results, recipe, method) else None
 
 
 def size_of(results: Results, recipe: str, method: str) -> float | None:
-    """Bytes of an example, mean."""
+    """Mean bytes per example."""
     own = [line for line in results.of(recipe) if line["name"] == method]
     found = [line["bytes"] for line in own if "bytes" in line]
     if not found and (recipe, method) in results.timings:
@@ -264,6 +264,6 @@ def _seeds(results: Results, recipe: str) -> str:
 
 
 def csv_rows(results: Results) -> list[list[Any]]:
-    """Every answer, one a row, headings first."""
+    """All results, one per row, with a header."""
     heads = "recipe method reading seed subject stage stage_name kind question accuracy".split()
     return [heads, *([getattr(answer, head) for head in heads] for answer in results.answers)]

@@ -1,14 +1,14 @@
-"""Whether committed results are what they are said to be.
+"""Checks committed results against recipes, code and documents.
 
-Every line belongs to a recipe, was made by the present version of what decides results, and every
-figure that a document takes from them is found there. A document marks such figures:
+Every line must belong to a recipe and have the current digest of the code, and every figure that a
+document quotes must be found in the results. A document marks such figures:
 
     <!-- bench: data_incremental, mtil -->
     ... text and tables; every number with a decimal point must be in a table of these recipes, or
     be the mean over seeds of one question ...
     <!-- end -->
 
-Inside a table's cell the two marks may stand on one line.
+In a cell of a table both marks may be on one line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MARK = "settings"
 
 
 def verify(files: Sequence[Path], recipes: Path, documents: Sequence[Path]) -> list[str]:
-    """What is wrong, one sentence each; nothing where all is well."""
+    """Problems found, one sentence each."""
     lines = [line for file in files for line in read_lines(file)]
     kept = [line for line in lines if "error" not in line]
     results = collect(kept)
@@ -54,7 +54,7 @@ def verify(files: Sequence[Path], recipes: Path, documents: Sequence[Path]) -> l
 
 
 def _foreign(lines: Sequence[dict[str, Any]], folder: Path) -> Iterator[str]:
-    """Lines that no recipe asks for."""
+    """Lines that belong to no recipe."""
     for line in lines:
         name = str(line["recipe"])
         wanted = _wanted(folder, name.removesuffix(SUFFIXES[0]), str(line["group"]))
@@ -62,11 +62,11 @@ def _foreign(lines: Sequence[dict[str, Any]], folder: Path) -> Iterator[str]:
             yield f"no recipe {name} of the group {line['group']}"
             continue
         settings = wanted.get((name.removesuffix(SUFFIXES[0]), *key_of(line)[1:]))
-        if "ms" in line:  # a time, of a codec
+        if "ms" in line:  # a codec's timing
             continue
         if settings is None:
             yield f"{name} does not ask for {line['name']} on {line['subject']}"
-        # Lines from before there was the mark of all settings are of an older digest anyway.
+        # Lines without the digest of settings are reported for their older code digest anyway.
         elif settings != {item: line.get(item) for item in SETTINGS} | {
             MARK: line.get(MARK, settings[MARK])
         }:
@@ -75,7 +75,7 @@ def _foreign(lines: Sequence[dict[str, Any]], folder: Path) -> Iterator[str]:
 
 @cache
 def _wanted(folder: Path, name: str, group: str) -> dict[tuple[str, ...], dict[str, Any]] | None:
-    """Key of every run that a recipe asks for -> the settings of its method."""
+    """Key of every run in a recipe -> the settings of its method."""
     for file in sorted(folder.glob("*.toml")):
         if file.name == GROUPS or not name.startswith(file.stem):
             continue
@@ -97,7 +97,7 @@ def _keys(recipe: Recipe) -> dict[tuple[str, ...], dict[str, Any]]:
 
 
 def _aged(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Lines of another version."""
+    """Lines of another version of the code."""
     others = Counter(mark_of(line) for line in lines if mark_of(line) != digest())
     if others:
         told = ", ".join(f"{count} of {mark}" for mark, count in others.most_common())
@@ -105,7 +105,7 @@ def _aged(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _models(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Models that changed under their name."""
+    """Models that changed under the same name."""
     found: dict[str, set[str]] = {}
     for line in lines:
         found.setdefault(str(line["backbone"]), set()).add(str(line.get("fingerprint")))
@@ -115,7 +115,7 @@ def _models(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _summed(problems: Iterator[str]) -> Iterator[str]:
-    """Each once, with the number of lines."""
+    """Distinct problems, with the number of lines."""
     for problem, count in Counter(problems).items():
         yield f"{problem} ({count} line{'s' if count > 1 else ''})."
 
@@ -124,7 +124,7 @@ def _summed(problems: Iterator[str]) -> Iterator[str]:
 
 
 def figures(document: Path, results: Results) -> Iterator[str]:
-    """Marked figures of a document that no table or claim of the recipes named has."""
+    """Marked figures of a document that are in no table or claim of the named recipes."""
     text = document.read_text(encoding="utf-8")
     for block in BLOCK.finditer(text):
         names = [name.strip() for name in block["recipes"].split(",")]
@@ -140,7 +140,7 @@ def figures(document: Path, results: Results) -> Iterator[str]:
 
 
 def _told(results: Results, recipe: str) -> set[str]:
-    """Every figure that the report has of a recipe, and every mean over seeds of its lines."""
+    """All figures in the report of a recipe, and all means over seeds of its lines."""
     groups = dict.fromkeys(str(line["group"]) for line in results.of(recipe))
     return {figure for group in groups for figure in _told_of(results, recipe, group)}
 

@@ -37,10 +37,10 @@ from anytimecl_lab.run import (
 from anytimecl_lab.table import NONE, Table
 
 HERE = ("subsets", "true_vectors")
-ALONE = ("quick",)  # for a first look; nothing of it is reported
-CHOICES = ("tuning", "tuning_peers")  # made on validation images
+ALONE = ("quick",)  # a smoke test that is not reported
+CHOICES = ("tuning", "tuning_peers")  # tuned on validation images
 TIMED = "codecs"
-ROUNDS = 100  # batches that a codec is timed with, as in the paper
+ROUNDS = 100  # batches per timing of a codec, as in the paper
 TIMINGS = "codec_timings.jsonl"  # beside the results
 
 
@@ -53,7 +53,7 @@ class Share(NamedTuple):
 
 
 def shares(folder: Path, groups: Sequence[str] = HERE) -> list[Share]:
-    """All there is to run; what needs a second encoder comes last, for that may not be there."""
+    """Everything to run; recipes with a second encoder last, since it may not be available."""
     files = [file for file in sorted(folder.glob("*.toml")) if file.name != GROUPS]
     plain = [file for file in files if file.stem not in (*ALONE, *CHOICES)]
     choices = [read_recipe(file, groups[0]) for file in files if file.stem in CHOICES]
@@ -68,7 +68,7 @@ def shares(folder: Path, groups: Sequence[str] = HERE) -> list[Share]:
 
 
 def remaining(every: Sequence[Share], data: Path | None, out: Path, jobs: int) -> Table:
-    """What is left of each recipe, and how long that took before where it is known."""
+    """What is left of each recipe, and its time if known from earlier runs."""
     known = taken(read_lines(out))
     rows: list[list[str]] = []
     for share in every:
@@ -87,7 +87,7 @@ def remaining(every: Sequence[Share], data: Path | None, out: Path, jobs: int) -
 
 
 def untimed(recipe: Recipe, file: Path) -> bool:
-    """Whether a codec has no time by the present code."""
+    """Whether a codec has no timing by the current code."""
     there = {line["name"] for line in read_lines(file) if line.get("digest") == digest()}
     return bool({each.name for each in contestants(recipe)} - there)
 
@@ -102,7 +102,7 @@ def go(
     room: float | None = None,
     clock: Clock | None = None,
 ) -> tuple[int, list[str]]:
-    """Run while there is time; how many runs failed, and what could not be begun, and why."""
+    """Run while there is time; returns the number of failures, and what could not start and why."""
     clock = clock or Clock()
     failed, hindered = 0, []
     for share in every:
@@ -119,18 +119,18 @@ def go(
                 room=room,
                 clock=clock,
             ).failed
-        except AnytimeError as error:  # the others can go on
+        except AnytimeError as error:  # continue with the others
             names = ", ".join(recipe.name for recipe in share.recipes)
             hindered.append(f"{names} ({share.group}): {error}")
     for recipe in _timed(every):
         if clock.left() > 0 and untimed(recipe, out.with_name(TIMINGS)):
-            out.with_name(TIMINGS).unlink(missing_ok=True)  # times are of one machine, one day
+            out.with_name(TIMINGS).unlink(missing_ok=True)  # not comparable between runs
             time_all(recipe, data, out.with_name(TIMINGS), device, rounds=ROUNDS)
     return failed, hindered
 
 
 def _timed(every: Sequence[Share]) -> Iterator[Recipe]:
-    """The first group's, once."""
+    """The recipe to time, of the first group only."""
     own = [each for share in every for each in share.recipes if each.name == TIMED]
     yield from own[:1]
 

@@ -20,7 +20,7 @@ from anytimecl_lab.examples import Examples, chunks, take
 class Second:
     """The same examples encoded by another encoder, in the label space of the model."""
 
-    name: str  # as it is loaded by
+    name: str  # to load it by
     spec: Spec
     tail: dict[str, Tensor]
     examples: Examples
@@ -36,7 +36,7 @@ class World:
     labels: Sequence[str]  # [example]
     vectors: Mapping[str, Tensor] = field(repr=False)  # label -> unit vector
     seed: int = 0
-    arriving: Sequence[int] = ()  # every example that the run will bring, in order
+    arriving: Sequence[int] = ()  # all examples of the stream, in order
     prior: Prior | None = None  # of the model's image vectors
     second: Second | None = None
     known: Callable[[], Tensor] | None = field(default=None, repr=False)  # original vectors
@@ -61,7 +61,7 @@ class World:
     @cached_property
     def original_vectors(self) -> Tensor:
         """Unit embeddings [example, dim] of every training example by the original model."""
-        if self.known is not None:  # worked out before, for other worlds of these examples
+        if self.known is not None:  # cached
             return self.known()
         with torch.no_grad():
             return torch.cat(

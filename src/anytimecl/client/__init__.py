@@ -1,4 +1,4 @@
-"""A client for the service, with nothing but the standard library."""
+"""A client for the service that needs only the standard library."""
 
 from __future__ import annotations
 

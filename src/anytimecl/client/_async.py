@@ -1,4 +1,4 @@
-"""The client for programs on an event loop."""
+"""The client for asyncio."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """`Client` for programs on an event loop: the same calls, to be awaited.
+    """`Client` for asyncio: the same methods as coroutines.
 
     Parameters
     ----------
     url
         Of the service.
     connections
-        Requests under way at once; others wait their turn.
+        Concurrent requests at most.
     **options
-        As `Client` takes them.
+        Those of `Client`.
 
     Examples
     --------
@@ -161,7 +161,7 @@ class AsyncClient:
         await self._run(self._client.revoke, name)
 
     def close(self) -> None:
-        """Let go of the threads; what is under way is finished."""
+        """Finish current requests, then stop the threads."""
         self._threads.shutdown()
 
     async def __aenter__(self) -> Self:

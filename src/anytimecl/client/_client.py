@@ -1,4 +1,4 @@
-"""A small client for the service, with nothing but the standard library."""
+"""A client for the service that needs only the standard library."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from anytimecl.client._wire import ImageFile, Wire, read_file, text, texts
 
 
 class Client:
-    """HTTP client of the service. Any number of threads may use one client.
+    """HTTP client of the service; thread-safe.
 
     When the service is busy (429), the client waits and repeats the request, for at most `patience`
     seconds. After a lost connection it repeats the request up to `retries` times, if that is safe:
@@ -54,7 +54,7 @@ class Client:
     Raises
     ------
     ServiceError
-        By every call: the service refused, or could not be reached.
+        By every method: the service returned an error or cannot be reached.
 
     Examples
     --------
@@ -78,7 +78,7 @@ class Client:
         self._prefix = "/v1" if memory is None else f"/v1/memories/{quote(memory, safe='')}"
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.url}{self._prefix}>"  # and never the token
+        return f"<{type(self).__name__} of {self.url}{self._prefix}>"  # never the token
 
     @overload
     def predict(
@@ -106,7 +106,7 @@ class Client:
         top_k: int = 5,
         threshold: float | None = None,
     ) -> Answer | list[Answer | ServiceError]:
-        """An `Answer` for one image; for a list, of each its answer or what is wrong with it.
+        """Predict an image, or each image of a list.
 
         Parameters
         ----------
@@ -117,12 +117,12 @@ class Client:
         top_k
             Number of labels in the response.
         threshold
-            Of "none of these"; by default the service's own.
+            Of the probability of "none of these"; by default the service's.
 
         Returns
         -------
         Answer or list
-            One answer, or for a list of each its answer or error.
+            An answer, or a list with an answer or error for each image.
         """
         many = isinstance(images, list | tuple)
         chosen = images if isinstance(images, list | tuple) else [images]
@@ -148,7 +148,7 @@ class Client:
         candidates: Sequence[str] | None = None,
         key: str | None = None,
     ) -> Lesson:
-        """Teach one labelled image; it is durable when this returns.
+        """Learn a labelled image; it is durable when this returns.
 
         Parameters
         ----------
@@ -160,12 +160,12 @@ class Client:
             Candidate labels of the example, its own included; by default every label learned so
             far.
         key
-            The same key teaches once, so that a retry is harmless.
+            A key is learned once, so a retry is safe.
 
         Returns
         -------
         Lesson
-            The example as it is stored.
+            The stored example.
         """
         fields = [("label", text(label))]
         fields += [("candidates", other) for other in texts(candidates)]
@@ -178,9 +178,9 @@ class Client:
     learn = learn_one
 
     def learn_many(self, lessons: Sequence[tuple[ImageFile, str, str]]) -> list[Taught]:
-        """Teach up to 32 of (image, label, key) in this order; of each what became of it.
+        """Learn up to 32 images in this order.
 
-        What is `learned` or `repeated` is durable when this returns.
+        Examples that are `learned` or `repeated` are durable when this returns.
 
         Parameters
         ----------
@@ -199,9 +199,10 @@ class Client:
     def learn_records(
         self, records: Sequence[Record], *, fingerprint: str, codec: str
     ) -> list[Recorded]:
-        """Teach what was compressed here; the images stay. `stats` names fingerprint and codec.
+        """Learn images that were encoded and compressed here, without sending them.
 
-        What is `learned` or `repeated` is durable when this returns.
+        `stats` has the service's fingerprint and codec. Examples that are `learned` or `repeated`
+        are durable when this returns.
 
         Parameters
         ----------
@@ -226,12 +227,12 @@ class Client:
         return [Recorded(one["key"], one["state"], one["id"], one["detail"]) for one in told]
 
     def forget(self, *, example_id: int | None = None, label: str | None = None) -> int:
-        """Remove an example, or every example of a label; returns how many.
+        """Forget an example, or every example of a label; returns how many.
 
         Parameters
         ----------
         example_id
-            Number of the example, as learning it gave.
+            Id of the example, which `learn_one` returned.
         label
             Whose examples are forgotten.
 
@@ -243,7 +244,7 @@ class Client:
         Raises
         ------
         ServiceError
-            Neither or both of the two are given, or the service refused.
+            Neither or both are given, or the service returned an error.
         """
         if (example_id is None) == (label is None):
             raise ServiceError("Say what to forget: either example_id=... or label=...")
@@ -251,7 +252,7 @@ class Client:
         return int(self._wire.ask("DELETE", f"{self._prefix}/{what}", once=True)["forgotten"])
 
     def labels(self) -> dict[str, int]:
-        """Every label, and how many examples it has.
+        """Every learned label with its number of examples.
 
         Returns
         -------
@@ -262,17 +263,17 @@ class Client:
         return {item["label"]: item["examples"] for item in told}
 
     def stats(self) -> dict[str, Any]:
-        """The service in numbers.
+        """Statistics of the memory and the service.
 
         Returns
         -------
         dict
-            As `GET /v1/stats` gives it.
+            The response of `GET /v1/stats`.
         """
         return self._wire.ask("GET", f"{self._prefix}/stats")
 
     def consolidate(self, epochs: int = 1, *, wait: bool = True, pause: float = 0.5) -> Job:
-        """Train over the whole memory; without `wait`, `job` tells the progress.
+        """Train over the whole memory; without `wait`, `job` shows the progress.
 
         Parameters
         ----------
@@ -281,17 +282,17 @@ class Client:
         wait
             Whether to return at its end.
         pause
-            Seconds between two questions about it.
+            Seconds between requests for its state.
 
         Returns
         -------
         Job
-            Where it stands.
+            Its state.
 
         Raises
         ------
         ServiceError
-            The service refused, or the job failed or was cancelled.
+            The service returned an error, or the job failed or was cancelled.
         """
         job = job_of(self._wire.json(f"{self._prefix}/consolidate", {"epochs": epochs}, once=True))
         while wait and not job.over:
@@ -302,7 +303,7 @@ class Client:
         return job
 
     def job(self, identity: str) -> Job:
-        """Where a job stands.
+        """State of a job.
 
         Parameters
         ----------
@@ -327,7 +328,7 @@ class Client:
         return [job_of(one) for one in self._wire.ask("GET", f"{self._prefix}/jobs")["jobs"]]
 
     def cancel(self, identity: str) -> Job:
-        """Cancel a job; the model stays as it was before it.
+        """Cancel a job; the model stays as it was before the job.
 
         Parameters
         ----------
@@ -346,12 +347,12 @@ class Client:
     # For operators
 
     def backup(self, folder: str | PathLike[str]) -> None:
-        """Copy the whole memory as it is now, while learning continues.
+        """Copy the whole memory, while learning continues.
 
         Parameters
         ----------
         folder
-            A new one; it becomes a complete memory.
+            A new folder, which becomes a complete memory.
         """
         _export.backup(self._wire, f"{self._prefix}/backup", Path(folder))
 
@@ -368,14 +369,14 @@ class Client:
     # Folders
 
     def learn_folder(self, folder: str | PathLike[str], *, batch: int = 16) -> Iterator[FileTaught]:
-        """Teach every image in `folder/<label>/`, a batch at a time; of each what became of it.
+        """Learn every image in `folder/<label>/`, in batches.
 
-        What was taught before is told as `repeated`: a stream that broke off is begun again.
+        Images learned before are `repeated`, so an interrupted call can be run again.
 
         Parameters
         ----------
         folder
-            With a folder for each label.
+            With a subfolder for each label.
         batch
             Images a request.
 
@@ -393,12 +394,12 @@ class Client:
         *,
         batch: int = 16,
     ) -> Iterator[tuple[str, Answer | ServiceError]]:
-        """Every image below `folder`, each with its answer or what is wrong with it.
+        """Predict every image below `folder`, in batches.
 
         Parameters
         ----------
         folder
-            Searched with all folders in it.
+            Searched recursively.
         labels
             Candidate labels; by default every label learned so far.
         batch
@@ -414,7 +415,7 @@ class Client:
     # Memories and tokens
 
     def memories(self) -> list[dict[str, Any]]:
-        """Those that the token is for.
+        """The memories that the token is valid for.
 
         Returns
         -------
@@ -454,7 +455,7 @@ class Client:
         return list(self._wire.ask("GET", "/v1/tokens")["tokens"])
 
     def grant(self, name: str, right: str, memories: Sequence[str] | None = None) -> str:
-        """A new token that may `read`, `write` or `admin`, for some memories or for all.
+        """Create a token with a right, for some memories or for all.
 
         Parameters
         ----------
@@ -463,7 +464,7 @@ class Client:
         right
             "read", "write" or "admin".
         memories
-            Those that it is for; None: all.
+            Those that it is valid for; None: all.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""What an operator takes out of a service: a whole memory, and the trail of who did what."""
+"""Backups and the audit log of a service."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from anytimecl.client._wire import Wire
 from anytimecl.errors import StoreError
 from anytimecl.files import replacing
 
-LINES = 10_000  # of the trail at once
+LINES = 10_000  # of the audit log per request
 
 
 def backup(wire: Wire, path: str, to: Path) -> None:
-    """Into a new folder, which appears all at once."""
+    """Write a backup into a new folder, which appears when it is complete."""
     if to.exists():
         raise StoreError(f"There is something in {to} already: back up into a new folder.")
 
@@ -36,7 +36,7 @@ def backup(wire: Wire, path: str, to: Path) -> None:
 
 
 def audit(wire: Wire, path: str) -> Iterator[dict[str, Any]]:
-    """Every line, oldest first."""
+    """All lines, oldest first."""
     known = 0
     while lines := wire.lines(f"{path}?after={known}&limit={LINES}"):
         yield from lines

@@ -1,4 +1,4 @@
-"""A folder of images, sent a batch at a time."""
+"""Learns and predicts folders of images in batches."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SUFFIXES = frozenset(
         ".avif .avifs .heic .heif .jp2 .jpf .jpx .jpc .j2k .j2c"
     ).split()
 )
-BATCH_BYTES = 16 << 20  # of files in a request: in base64 they are a third more
-PAUSE = 0.5  # seconds before what found no room is sent again
+BATCH_BYTES = 16 << 20  # of files per request: base64 adds a third
+PAUSE = 0.5  # seconds before images that were not accepted are sent again
 File = tuple[Path, bytes]
 LearnMany = Callable[[Sequence[tuple[bytes, str, str]]], list[Taught]]
 
@@ -26,7 +26,7 @@ LearnMany = Callable[[Sequence[tuple[bytes, str, str]]], list[Taught]]
 def learn_folder(
     learn_many: LearnMany, folder: str | PathLike[str], batch: int
 ) -> Iterator[FileTaught]:
-    """Teach `folder/<label>/<file>`, in the order of names."""
+    """Learn `folder/<label>/<file>`, in the order of names."""
     root = Path(folder)
     if next(_files(root, "*/*"), None) is None and next(_files(root, "*"), None):
         raise ServiceError(f"The images in {root} lie in no folder of their label: make such.")
@@ -51,7 +51,7 @@ def predict_folder(
     folder: str | PathLike[str],
     batch: int,
 ) -> Iterator[tuple[str, Answer | ServiceError]]:
-    """Every image below the folder, in the order of names."""
+    """Predict every image below the folder, in the order of names."""
     root = Path(folder)
     for group in _batches(_files(root, "**/*"), batch):
         try:
@@ -65,7 +65,7 @@ def predict_folder(
 
 
 def _in_parts(learn_many: LearnMany, lessons: list[tuple[bytes, str, str]]) -> list[Taught]:
-    """Halved for as long as it is too large to be taken."""
+    """Learn; halves the batch as long as it is too large."""
     try:
         return learn_many(lessons)
     except ServiceError as error:
@@ -86,7 +86,7 @@ def _files(root: Path, pattern: str) -> Iterator[File]:
 
 
 def _batches(files: Iterable[File], most: int) -> Iterator[list[File]]:
-    """At most so many, and so many bytes, but always at least one."""
+    """Groups with at most this many files and BATCH_BYTES, but at least one file."""
     group: list[File] = []
     for path, data in files:
         size = sum(len(other) for _, other in group) + len(data)
@@ -99,7 +99,7 @@ def _batches(files: Iterable[File], most: int) -> Iterator[list[File]]:
 
 
 def _lesson(path: Path, data: bytes) -> tuple[bytes, str, str]:
-    """The key is that of `anytimecl learn` and `watch`: either passes over what another taught."""
+    """(image, label, key), with the key that `anytimecl learn` and `watch` use."""
     label = " ".join(path.parent.name.split())
     key = hashlib.sha256(hashlib.sha256(data).digest() + label.encode()).hexdigest()
     return data, label, key

@@ -1,4 +1,4 @@
-"""What a service says, as objects."""
+"""Responses of the service as objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anytimecl.errors import AnytimeError
 
 
 class ServiceError(AnytimeError):
-    """The service refused, or could not be reached."""
+    """The service returned an error or cannot be reached."""
 
     def __init__(
         self,
@@ -21,14 +21,14 @@ class ServiceError(AnytimeError):
         reached: bool = True,
     ) -> None:
         super().__init__(detail)
-        self.status = status  # of HTTP; 0 where there was no answer
+        self.status = status  # of HTTP; 0 without a response
         self.retry_after = retry_after
-        self.reached = reached  # False where the service never saw the request
+        self.reached = reached  # False if the service cannot have received the request
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the service says of one image."""
+    """The prediction for an image."""
 
     label: str
     probability: float
@@ -40,16 +40,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class Lesson:
-    """An example that the service has stored."""
+    """A learned example."""
 
     id: int
     label: str
-    repeated: bool  # its key was known: nothing was learned again
+    repeated: bool  # the key was known: nothing was learned
 
 
 @dataclass(frozen=True)
 class Taught:
-    """What the service did with one lesson of several."""
+    """Result of one of several images."""
 
     state: str  # learned, repeated, refused (for good) or later (send it again)
     id: int | None
@@ -58,17 +58,17 @@ class Taught:
 
 @dataclass(frozen=True)
 class Record:
-    """An example that was encoded and compressed before it is sent: no image."""
+    """An image that was encoded and compressed by the client."""
 
-    key: str  # the same key teaches once
+    key: str  # learned once
     label: str
-    record: bytes  # of the codec
+    record: bytes  # made by the codec
     candidates: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the service did with a record."""
+    """Result of one record."""
 
     key: str
     state: str  # learned, repeated, refused (for good) or later (send it again)
@@ -78,7 +78,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Job:
-    """Where a consolidation stands."""
+    """State of a consolidation."""
 
     id: str
     state: str  # queued, running, done, failed or cancelled
@@ -88,15 +88,15 @@ class Job:
 
     @property
     def over(self) -> bool:
-        """Whether it will change no more."""
+        """Whether it has ended."""
         return self.state in ("done", "failed", "cancelled")
 
 
 @dataclass(frozen=True)
 class FileTaught:
-    """What became of one file of a folder."""
+    """Result of one file of a folder."""
 
-    file: str  # below the folder
+    file: str  # relative to the folder
     label: str
     state: str  # learned, repeated or refused
     id: int | None

@@ -1,4 +1,4 @@
-"""Requests to a service: sent again where that is safe, with the standard library alone."""
+"""HTTP requests with retries where that is safe, with the standard library alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ImageFile = str | PathLike[str] | bytes
 
 
 class Wire:
-    """An address, and how patient to be with it.
+    """Sends requests to a service.
 
     >>> Wire("http://127.0.0.1:8000/", None, timeout=1, patience=1, retries=0).url
     'http://127.0.0.1:8000'
@@ -57,7 +57,7 @@ class Wire:
         return self.ask("POST", path, body, {"Content-Type": "application/json"}, once=once)
 
     def lines(self, path: str) -> list[dict[str, Any]]:
-        """Of an answer with one object a line."""
+        """Parse a response in JSON Lines."""
         found: list[dict[str, Any]] = []
 
         def take(response: http.client.HTTPResponse) -> None:
@@ -76,7 +76,7 @@ class Wire:
         once: bool = False,
         take: Take | None = None,
     ) -> dict[str, Any]:
-        """With `once`, what may have arrived is not sent again. `take` reads what is no JSON."""
+        """With `once`, never retry what may have arrived. `take` reads a non-JSON response."""
         end, lost = time.monotonic() + self._patience, 0
         while True:
             try:
@@ -164,7 +164,7 @@ def read_file(image: ImageFile) -> bytes:
 
 
 def texts(labels: Iterable[str] | None) -> list[str]:
-    """Labels as they are sent; none where the service chooses among all that it has learned.
+    """Labels as a list of strings, for a request; empty for None: every learned label.
 
     >>> texts("cat")
     Traceback (most recent call last):
@@ -182,7 +182,7 @@ def texts(labels: Iterable[str] | None) -> list[str]:
 
 
 def text(label: str) -> str:
-    """A label, as it is sent."""
+    """A label, which must be a string."""
     if not isinstance(label, str):
         raise LabelError(f"The label is not text but {type(label).__name__}: {label!r}.")
     return label

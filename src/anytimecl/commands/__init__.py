@@ -1,1 +1,1 @@
-"""One file a command or group of commands; each has `register(app)`, and `cli.py` lists them."""
+"""One file per command or group; each has `register(app)`, and `cli.py` lists them."""

@@ -1,4 +1,4 @@
-"""What several commands share: options, lists of labels, and opening a memory."""
+"""Shared by several commands: options, lists of labels, and opening a memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from anytimecl.settings import Settings
 
 EMBEDDED = "embedded"
-INTERRUPTED = 130  # what shells expect of a program that Ctrl-C ended
+INTERRUPTED = 130  # exit code of programs ended by Ctrl-C
 
 MemoryOption = Annotated[Path, typer.Option("--memory", metavar="M", help="Folder of the memory.")]
 ModelOption = Annotated[
@@ -39,7 +39,7 @@ ModelOption = Annotated[
 
 
 def read_labels(text: str | None, file: Path | None) -> list[str] | None:
-    """The labels given on the command line or in a file; None where neither was.
+    """The labels given as an option or in a file; None without either.
 
     >>> read_labels("cat, tabby  cat,cat", None)
     ['cat', 'tabby cat']
@@ -56,10 +56,10 @@ def read_labels(text: str | None, file: Path | None) -> list[str] | None:
 
 
 def _labels_in(file: Path) -> list[str]:
-    """One label a line. Empty lines, and those that begin with #, say nothing."""
+    """One label per line; empty lines and those that begin with # are skipped."""
     from anytimecl.labels import clean_label
 
-    found: dict[str, None] = {}  # a set that keeps the order
+    found: dict[str, None] = {}  # an ordered set
     try:
         with file.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
@@ -79,7 +79,7 @@ def _labels_in(file: Path) -> list[str]:
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """A sentence about labels that may have been meant.
+    """A sentence that suggests similar labels.
 
     >>> near("llamma", ["llama", "okapi"])
     " Did you mean 'llama'?"
@@ -91,7 +91,7 @@ def near(name: str, known: Iterable[str]) -> str:
 
 
 def choice(text: str) -> str | dict[str, Any]:
-    """A part by name or, where it has options, as JSON.
+    """A component by name or, with options, as JSON.
 
     >>> choice("fifo"), choice('{"name": "frequency_weighted", "options": {"xi": 0.9}}')["options"]
     ('fifo', {'xi': 0.9})
@@ -109,9 +109,9 @@ def choice(text: str) -> str | dict[str, Any]:
 
 
 def read_meta(memory: Path, *, read_only: bool) -> Mapping[str, str]:
-    """What the memory says of itself.
+    """The memory's metadata.
 
-    Quick, so that a memory that is missing or in use is told before a model is loaded.
+    Fast, so that a missing or locked memory is reported before a model is loaded.
     """
     from anytimecl.memory import open_memory
     from anytimecl.opening import store_of, stored_in
@@ -131,7 +131,7 @@ def read_meta(memory: Path, *, read_only: bool) -> Mapping[str, str]:
 
 
 def exists(memory: Path) -> bool:
-    """Whether there is a memory in the folder."""
+    """Whether the folder has a memory."""
     from anytimecl.memory.database import FILE
     from anytimecl.opening import STORE
 
@@ -139,7 +139,7 @@ def exists(memory: Path) -> bool:
 
 
 def load_model(name: str | None, meta: Mapping[str, str] | None = None) -> Backbone:
-    """The model of that name; without one, that of the memory whose `meta` this is."""
+    """The model of that name; by default that of the memory with this `meta`."""
     from anytimecl import backbone
 
     if meta is None:
@@ -155,7 +155,7 @@ def load_model(name: str | None, meta: Mapping[str, str] | None = None) -> Backb
 
 
 def fitting_settings(backbone: Backbone) -> Settings:
-    """The settings of a new memory of this model, unless others are chosen."""
+    """Default settings of a new memory with this model."""
     from anytimecl.codec import default_codec
     from anytimecl.settings import Settings
 
@@ -169,15 +169,15 @@ def owning(
     choose: Callable[[Settings], Settings] | None = None,
     **options: Any,
 ) -> Iterator[AnytimeClassifier]:
-    """The classifier that may change its memory; `choose` makes one where there is none.
+    """Open a memory's classifier for changes; `choose` makes the settings of a new one.
 
-    What is chosen must agree with what a memory was made with. `options` go to the memory.
+    What is chosen must agree with an existing memory. `options` are passed on to the memory.
     """
     classifier = _open_to_write(memory, model, choose, options)
     try:
         yield classifier
     except KeyboardInterrupt:
-        # As after a crash: a checkpoint could hold half of a change, and the journal has it all.
+        # Without a checkpoint, which could contain half of a change; the journal is complete.
         classifier.memory.close()
         raise
     except BaseException:
@@ -202,7 +202,7 @@ def _open_to_write(
         settings = made_with.agreed(choose(made_with) if choose else None)
         backbone = load_model(model, meta)
     else:
-        choose(Settings())  # says what is wrong with it before a model is loaded
+        choose(Settings())  # raises before a model is loaded
         backbone = load_model(model)
         settings = choose(fitting_settings(backbone))
     return AnytimeClassifier.open(memory, model=backbone, settings=settings, **options)
@@ -213,7 +213,7 @@ def _open_to_write(
 
 @contextmanager
 def asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed: work ends between two images, and the second press ends all."""
+    """Whether Ctrl-C was pressed: stop between two images; pressing it again interrupts."""
     pressed = False
 
     def press(number: int, frame: Any) -> None:
@@ -222,7 +222,7 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False  # only the main thread may have a handler
+        yield lambda: False  # only the main thread can have a signal handler
         return
     before = signal.signal(signal.SIGINT, press)
     try:
@@ -233,7 +233,7 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def if_interrupted(told: str) -> Iterator[None]:
-    """Say on Ctrl-C what became of the work."""
+    """Print a message on Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:
@@ -242,7 +242,7 @@ def if_interrupted(told: str) -> Iterator[None]:
 
 
 def writable(path: Path, option: str) -> Path:
-    """The path, if a file can be made there; told before the work rather than after it."""
+    """The path if a file can be written there; checked before the work, not after it."""
     refuse_dash(path, option)
     if path.is_dir():
         raise typer.BadParameter(f"{path} is a folder: name a file.", param_hint=option)
@@ -254,7 +254,7 @@ def writable(path: Path, option: str) -> Path:
 
 
 def refuse_dash(path: Path, option: str) -> None:
-    """It would become a file of that name."""
+    """Raise for -, which would become a file of that name."""
     if str(path) == "-":
         told = "- does not stand for standard output here: name a file."
         raise typer.BadParameter(told, param_hint=option)

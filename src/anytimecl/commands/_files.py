@@ -1,4 +1,4 @@
-"""Files, folders and zips named on the command line, to images that are yet to be read."""
+"""Files, folders and zips from the command line as references to images."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import IO, NamedTuple
 from anytimecl.errors import ImageError
 from anytimecl.images import MAX_BYTES, ImageRef, iter_images
 
-_SAFE = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the others inflate without a bound
+_SAFE = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others decompress without a size limit
 
 
 class Failure(NamedTuple):
-    """Something named that cannot be used."""
+    """An argument that cannot be used, and why."""
 
     name: str
     why: str
 
 
 def find(paths: Iterable[Path]) -> Iterator[ImageRef | Failure]:
-    """Every image in the order named; a folder or zip stands for all that it holds."""
+    """All images in the given order; folders and zips are expanded."""
     for path in paths:
         try:
             if path.is_dir() or (path.suffix.lower() == ".zip" and path.is_file()):
@@ -37,24 +37,24 @@ def find(paths: Iterable[Path]) -> Iterator[ImageRef | Failure]:
 
 
 def shown(ref: ImageRef) -> str:
-    """The name of an image as the user would write it."""
+    """The path of an image as the user would write it."""
     return str(ref.root / ref.name)
 
 
 def digest(ref: ImageRef) -> bytes:
-    """sha256 of the bytes of the file."""
+    """SHA-256 of the file."""
     try:
         with _opened(ref) as file:
             return _digest(file)
-    except Exception as error:  # zips raise nearly every type there is
-        ref.load()  # says better what is wrong
+    except Exception as error:  # zipfile raises many types of exceptions
+        ref.load()  # raises a better message
         raise ImageError(
             f"cannot read image {shown(ref)!r}: it changed while it was read; try again"
         ) from error
 
 
 def contents(ref: ImageRef) -> bytes:
-    """The bytes of the file, as they are."""
+    """The bytes of the file."""
     with _opened(ref) as file:
         return file.read(MAX_BYTES)
 
@@ -71,7 +71,7 @@ def _digest(file: IO[bytes]) -> bytes:
 def _opened(ref: ImageRef) -> Iterator[IO[bytes]]:
     if ref.member is None:
         path = ref.root / ref.name
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe could block for ever
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe could block forever
             raise OSError("not a regular file")
         with path.open("rb") as file:
             yield file
@@ -86,4 +86,4 @@ def _opened(ref: ImageRef) -> Iterator[IO[bytes]]:
 
 @lru_cache(maxsize=1)
 def _zip(root: Path, changed: int) -> zipfile.ZipFile:
-    return zipfile.ZipFile(root)  # open for long, since reading its list anew takes long
+    return zipfile.ZipFile(root)  # kept open: reading the directory is slow

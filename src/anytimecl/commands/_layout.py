@@ -1,4 +1,4 @@
-"""What `anytimecl learn` is about to make of a folder: its labels, and what looks wrong."""
+"""The labels that `anytimecl learn` finds in a folder, and warnings about them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _NO_LABELS = frozenset(
     "photos pictures images downloads screenshots todo tmp temp various unknown train test val "
     "validation".split()
 )
-_SHOWN = 5  # names that a warning repeats
+_SHOWN = 5  # names per warning
 
 
 def counts_of(refs: Sequence[ImageRef]) -> dict[str, int]:
-    """Images of each label, the largest first."""
+    """Number of images of each label, the largest first."""
     return dict(Counter(ref.label for ref in refs if ref.label is not None).most_common())
 
 
 def doubts_about(refs: Sequence[ImageRef], known: Iterable[str] = ()) -> list[str]:
-    """What a person should look at before these become labels; each in a sentence.
+    """Warnings about the labels of a folder, in sentences.
 
-    `known` are the labels that the memory has.
+    `known` are the labels of the memory.
     """
     labels = list(counts_of(refs))
     told = [told for check in _CHECKS for told in check(labels, refs)]
@@ -60,7 +60,7 @@ def _cases(labels: Sequence[str], refs: Sequence[ImageRef]) -> Iterator[str]:
 
 
 def cases_known(labels: Sequence[str], known: Iterable[str]) -> Iterator[str]:
-    """A sentence about each new label that is a known one, but for case."""
+    """Warnings about new labels that differ from known ones only in case."""
     stored = set(known)
     alike = {_folded(label): label for label in stored}
     for label in labels:

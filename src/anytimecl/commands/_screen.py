@@ -1,4 +1,4 @@
-"""What people see: tables on stdout, progress and reports on stderr."""
+"""Terminal output: tables to stdout, progress and reports to stderr."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-_SHOWN = 20  # failures that are told one by one
-_EVERY = 10.0  # seconds between two lines about progress in a log
+_SHOWN = 20  # failures printed one by one
+_EVERY = 10.0  # seconds between progress lines in a log
 
 
 def printable(text: str) -> str:
-    r"""Text that neither breaks a line nor steers a terminal, whatever a file is called.
+    r"""Text with line breaks and terminal control characters escaped.
 
     >>> printable("a\x1b[2J.png")
     'a\\x1b[2J.png'
@@ -30,7 +30,7 @@ def printable(text: str) -> str:
 
 
 def percent(value: float) -> str:
-    """A share as people write it.
+    """A fraction as a percentage.
 
     >>> percent(0.8767)
     '87.7 %'
@@ -39,7 +39,7 @@ def percent(value: float) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes as people write them.
+    """A number of bytes with a unit.
 
     >>> size(999), size(7_300_000)
     ('999 bytes', '7.3 MB')
@@ -51,7 +51,7 @@ def size(count: int) -> str:
 
 
 def counted(count: int, one: str, several: str | None = None) -> str:
-    """A number with its noun.
+    """A number with its noun in singular or plural.
 
     >>> counted(1, "image"), counted(2000, "image")
     ('1 image', '2,000 images')
@@ -62,9 +62,9 @@ def counted(count: int, one: str, several: str | None = None) -> str:
 def show_table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], numbers: Container[str] = ()
 ) -> None:
-    """A table on stdout: as wide as the terminal, 80 columns where there is none.
+    """Print a table to stdout, as wide as the terminal, or 80 columns.
 
-    `numbers` are the headings whose columns stand right.
+    Columns with headings in `numbers` are aligned to the right.
     """
     from rich import box
     from rich.table import Table
@@ -79,7 +79,7 @@ def show_table(
 
 
 def show_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Names and values, one a line."""
+    """Print names and values, one per line."""
     from rich.table import Table
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
@@ -92,13 +92,13 @@ def _show(table: Table, rows: Iterable[Sequence[str]]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    for row in rows:  # as Text: what stands in brackets is no markup
+    for row in rows:  # as Text, so that brackets are not markup
         table.add_row(*(Text(printable(cell)) for cell in row))
     Console().print(table)
 
 
 def report(failures: Sequence[str], what: str) -> None:
-    """Say on stderr what could not be used, one line each."""
+    """Print failures to stderr, one per line."""
     if not failures:
         return
     typer.echo(f"{what} ({len(failures):,}):", err=True)
@@ -109,14 +109,14 @@ def report(failures: Sequence[str], what: str) -> None:
 
 
 class Advance(Protocol):
-    """Tells how far the work is."""
+    """Reports progress."""
 
     def __call__(self, done: int, total: int, note: str = "") -> None: ...
 
 
 @contextmanager
 def progress(what: str) -> Iterator[Advance]:
-    """A bar on a terminal, a plain line now and then in a log; on stderr, away from results."""
+    """A progress bar on a terminal, or lines in a log; on stderr."""
     with (_bar if sys.stderr.isatty() else _lines)(what) as advance:
         yield advance
 

@@ -1,4 +1,4 @@
-"""What the library says of an error, in words of the command line."""
+"""Translates error messages of the library to command-line options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SAID = {
 
 
 def in_options(told: str) -> str:
-    """A message that names Python's arguments, with options instead.
+    """A message with options instead of Python's arguments.
 
     >>> in_options('Open it with model="embedded-float".')
     'Open it with --model embedded-float.'

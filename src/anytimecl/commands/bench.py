@@ -1,4 +1,4 @@
-"""`anytimecl bench`: the paper's tables and figures on anyone's data."""
+"""`anytimecl bench`: the paper's tables and figures on any data."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def register(main: typer.Typer) -> None:
 
 
 def _lab() -> None:
-    """The lab is a package of its own: an install may be without it."""
+    """Check that the lab, a separate package, is installed."""
     if find_spec("anytimecl_lab") is None:
         raise ModelError(
             "The benchmark lab is not installed: it is the package anytimecl_lab of the same "
@@ -191,7 +191,7 @@ def codecs(
     chosen = read_recipe(recipe, group)
     results, timings = out / "results.jsonl", out / "timings.jsonl"
     ended = run_recipes([chosen], data, results, device=device, seeds=_numbers(seeds), jobs=jobs)
-    timings.unlink(missing_ok=True)  # times are of this machine, now
+    timings.unlink(missing_ok=True)  # timings of other runs or machines are not comparable
     time_all(chosen, data, timings, device)
     for file in write_report([results, timings], out, "Codecs"):
         typer.echo(file)
@@ -205,7 +205,7 @@ def _check(failed: int) -> None:
 
 
 def _numbers(text: str | None) -> list[int] | None:
-    """Seeds as people write them."""
+    """Parse a list of seeds."""
     if text is None:
         return None
     try:

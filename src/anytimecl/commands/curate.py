@@ -80,7 +80,7 @@ def examples(
 
 
 def _check_known(classifier: AnytimeClassifier, *names: str | None) -> None:
-    """An error for a label that nothing was taught, with those that may have been meant."""
+    """Raise for a label without examples, with suggestions."""
     from anytimecl.labels import clean_label
 
     known = classifier.memory.labels()
@@ -136,8 +136,8 @@ def relabel(
 ) -> None:
     """Give stored examples another label; copies of an image change together.
 
-    A range is of those that there are in it. Ends with 1 if some number, or a whole range, is of no
-    example.
+    A range stands for the examples that exist in it. Ends with 1 if a number or a whole range
+    matches no example.
     """
     wanted = list(_ranges(numbers))
     missing = []
@@ -236,7 +236,7 @@ def labels(
 ) -> None:
     """Write all labels as CSV, JSON Lines, or folders of images.
 
-    Ends with 1 if there is no image of some example, to be put into a folder.
+    Ends with 1 if there is no image for some example, when writing folders.
     """
     from anytimecl.classifier import AnytimeClassifier
     from anytimecl.listing import Format, export_labels
@@ -282,14 +282,15 @@ def label(
 ) -> None:
     """Label images interactively, the most informative first (active learning).
 
-    Nothing is taught unasked. It goes on where it stopped.
+    Nothing is learned without confirmation. The same command resumes where it stopped.
+
     Ends with 0, also if some are left; with 1 if some image could not be read.
     """
     from anytimecl.images import iter_images
     from anytimecl.inbox import Inbox
 
     wanted = _common.read_labels(labels_text, labels_file)
-    if next(iter_images(folder), None) is None:  # told before a memory is made for nothing
+    if next(iter_images(folder), None) is None:  # checked before a memory is created
         raise no_images(folder)
     options = {"thumbnails": thumbnails}
     with _common.owning(memory, model, lambda settings: settings, **options) as classifier:
@@ -336,7 +337,7 @@ def _ask_all(inbox: Inbox, *, show: bool) -> None:
 
 
 def _dealt(inbox: Inbox, item: Item, given: str) -> Item | None:
-    """Do what was said of an image; the next one to ask about, perhaps the same."""
+    """Handle the answer for an image; returns the next image to ask about, or the same."""
     try:
         if given == "u":
             return inbox.undo()
@@ -360,7 +361,7 @@ def _dealt(inbox: Inbox, item: Item, given: str) -> Item | None:
 
 
 def _chosen(item: Item, given: str, known: Sequence[str]) -> str | None:
-    """The label that was meant; None: a slip more likely than a label, such as y or ?."""
+    """The label that was meant; None for what is probably a typing error, such as y or ?."""
     if given == "" or given.isdecimal():
         place = int(given or 1) - 1
         return item.proposals[place].label if 0 <= place < len(item.proposals) else None
@@ -370,7 +371,7 @@ def _chosen(item: Item, given: str, known: Sequence[str]) -> str | None:
 
 
 def _bulk(inbox: Inbox) -> None:
-    """Propose all that is sure, and teach it if that is wanted."""
+    """Show all confident proposals, and learn them if confirmed."""
     found = inbox.sure()
     if not found:
         typer.echo("Nothing is sure yet.", err=True)

@@ -1,4 +1,4 @@
-"""`anytimecl demo`: the whole story on real images, in a minute or two."""
+"""`anytimecl demo`: learns two tasks from real images in a minute or two."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def demo(out: Out = Path("runs/demo"), quick: Quick = False) -> None:
 
 
 def fresh_memory(out: Path) -> Path:
-    """Where the memory goes. That of an earlier demo is removed; no other ever is."""
+    """The memory's folder. An earlier demo's memory is deleted, any other is an error."""
     memory = out / MEMORY
     if memory.exists():
         if not (out / RESULTS).is_file():
@@ -51,7 +51,7 @@ def fresh_memory(out: Path) -> Path:
             )
         shutil.rmtree(memory)
     out.mkdir(parents=True, exist_ok=True)
-    _write(out, {})  # marks the folder as the demo's, should it be stopped
+    _write(out, {})  # marks the folder as the demo's, in case it is interrupted
     return memory
 
 

@@ -1,4 +1,4 @@
-"""`anytimecl encode`: images to records, on as many cores, GPUs or machines as there are."""
+"""`anytimecl encode`: images to records, on many cores, GPUs or machines."""
 
 from __future__ import annotations
 
@@ -78,8 +78,9 @@ def encode(
 ) -> None:
     """Encode labelled images into records, to be learned with `anytimecl memory import`.
 
-    The records are those that `learn` would store, bit for bit on a CPU. Ctrl-C or a crash stops
-    it; the same command goes on, and encodes nothing twice but the blocks that were under way.
+    The records are those that `learn` would store, bit for bit on a CPU. After Ctrl-C or a crash,
+    the same command resumes, and encodes again only the blocks that were not finished.
+
     Ends with 1 if some image could not be used.
     """
     from anytimecl.commands.learn import _chosen
@@ -102,7 +103,7 @@ def encode(
 
 
 def _load(model: str | None, device: str) -> Backbone:
-    """The model; where the GPUs are elsewhere, as it is on a CPU."""
+    """The model; on the CPU if the GPUs are on other machines."""
     import torch
 
     from anytimecl import backbone

@@ -1,4 +1,4 @@
-"""`anytimecl export`: the frozen part of a model as an ONNX file."""
+"""`anytimecl export`: the trunk of a model as an ONNX file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def export(
     _common.writable(to, "--to")
     from anytimecl.backbone.export import export_trunk
 
-    # The embedded model runs as ONNX by itself; its float weights are a model beside it.
+    # The embedded model is ONNX already; its float weights are a separate model.
     model = "embedded-float" if model == _common.EMBEDDED else model
     made = export_trunk(_common.load_model(model), to, "int8" if int8 else "fp32")
     _screen.show_facts(

@@ -1,4 +1,4 @@
-"""`anytimecl learn`, `consolidate`, `forget` and `rebuild`: whatever changes what is known."""
+"""`anytimecl learn`, `consolidate`, `forget` and `rebuild`: commands that change the model."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from anytimecl.settings import Settings
     from anytimecl.trainer import Learned
 
-RECENT = 200  # examples that the running accuracy is taken over
-_SHOWN = 12  # labels that are told before learning
+RECENT = 200  # examples in the running accuracy
+_SHOWN = 12  # labels printed before learning
 TRAIN = "train"
 
 
@@ -119,10 +119,11 @@ def learn(
 ) -> None:
     """Learn from a folder or zip of labelled images, one by one.
 
-    Labels and counts are printed first; where they look like a mistake, it asks. Each image is
-    durable once learned. Ctrl-C stops between two of them; the same command goes on from there,
-    since a file that was learned with the same label is passed over. A file that was moved to the
-    folder of another label gets that label.
+    Labels and counts are printed first; if they look wrong, it asks for confirmation. Each image is
+    durable once learned. Ctrl-C stops between two of them; the same command resumes, since files
+    learned before with the same label are skipped. A file that was moved to another label's folder
+    gets that label.
+
     Ends with 0 if all went well, 1 if some image could not be used, 2 if nothing was done, and 130
     after Ctrl-C.
     """
@@ -137,7 +138,7 @@ def learn(
         raise typer.BadParameter("Give process or full.", param_hint="--durability")
     options: dict[str, Any] = {"cap": cap, "durability": durability, "thumbnails": thumbnails}
     if store is not None:
-        options = {"store": _common.choice(store)}  # which has options of its own
+        options = {"store": _common.choice(store)}  # it has options of its own
     with _common.owning(memory, model, choose, **options) as classifier:
         if shuffle:
             random.Random(classifier.settings.seed).shuffle(refs)
@@ -161,7 +162,7 @@ def learn(
 def _agreed(
     refs: Sequence[ImageRef], folder: Path, memory: Path, *, dry_run: bool, yes: bool
 ) -> bool:
-    """Say what is about to be learned; whether to go on."""
+    """Print what is about to be learned; returns whether to continue."""
     from anytimecl.commands._layout import counts_of, doubts_about
 
     counts = counts_of(refs)
@@ -194,7 +195,7 @@ def _agreed(
 
 
 def _known_in(memory: Path) -> list[str]:
-    """Labels of a memory, if there is one whose labels can be had without its model."""
+    """Labels of a memory, if they can be read without its model."""
     from anytimecl.memory import open_memory
     from anytimecl.opening import store_of
 
@@ -228,7 +229,7 @@ def _choose_split(folder: Path, split: str | None) -> list[ImageRef]:
 
 
 def no_images(folder: Path) -> ImageError:
-    """Said of a folder that a command can do nothing with."""
+    """The error for a folder without images."""
     return ImageError(f"There are no images in {folder}.")
 
 
@@ -240,7 +241,7 @@ def _chosen(
     experts: Sequence[str] | None = None,
     blend: str | None = None,
 ) -> Settings:
-    """The settings with what was asked for, refused before a memory is made with it."""
+    """The settings with the chosen options; invalid ones raise before a memory is created."""
     changes: dict[str, Any] = {} if seed is None else {"seed": seed}
     for option, text in (("codec", codec), ("sampler", sampler), ("blend", blend)):
         if text is not None:
@@ -253,20 +254,20 @@ def _chosen(
         raise typer.BadParameter(str(error)) from error
 
 
-# The stream
+# Learning
 
 
 @dataclass
 class Tally:
-    """What happened to the images so far."""
+    """Counts of a run."""
 
     started: float = field(default_factory=time.monotonic)
     learned: int = 0
     known: int = 0  # already in the memory
-    moved: list[str] = field(default_factory=list)  # those that had another label, in words
-    listed: bool = False  # whether every image is told
+    moved: list[str] = field(default_factory=list)  # messages about images that had another label
+    listed: bool = False  # whether every image is printed
     numbers: list[int] = field(default_factory=list)  # first and last of those learned
-    dealt: dict[bytes, str] = field(default_factory=dict)  # content -> its label in this run
+    dealt: dict[bytes, str] = field(default_factory=dict)  # digest of content -> label in this run
     failures: list[str] = field(default_factory=list)
     right: list[int] = field(default_factory=lambda: [0, 0, 0])  # blend, tuned, original
     recent: deque[tuple[bool, bool, bool]] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -274,11 +275,11 @@ class Tally:
 
     @property
     def seen(self) -> int:
-        """Images dealt with."""
+        """Number of images processed."""
         return self.learned + self.known + len(self.failures)
 
     def add(self, learned: Learned) -> None:
-        """One more was learned."""
+        """Count a learned example."""
         who = learned.right, learned.tuned, learned.original
         self.learned += 1
         self.numbers = [*self.numbers[:1], learned.id]
@@ -287,7 +288,7 @@ class Tally:
         self.times.append(time.monotonic())
 
     def tell(self, example: int, label: str, ref: ImageRef, what: str) -> None:
-        """A line about one image, for whoever asked for it."""
+        """Print a line about an image, if wanted."""
         from anytimecl.commands._files import shown
 
         if self.listed:
@@ -295,11 +296,11 @@ class Tally:
             typer.echo("\t".join(map(_screen.printable, fields)))
 
     def accuracy(self) -> list[float]:
-        """Of blend, tuned and original before the update, over the recent examples."""
+        """Accuracies of blend, tuned and original model before updates, on recent examples."""
         return [sum(model) / len(self.recent) for model in zip(*self.recent, strict=True)]
 
     def note(self) -> str:
-        """Throughput and running accuracy, short enough for a bar."""
+        """Throughput and running accuracy, for a progress bar."""
         if len(self.times) < 2:
             return ""
         speed = (len(self.times) - 1) / max(self.times[-1] - self.times[0], 1e-9)
@@ -308,13 +309,13 @@ class Tally:
 
 
 class _Ready(NamedTuple):
-    """An image that waits for its turn."""
+    """An image that is ready to be learned."""
 
     ref: ImageRef
     content: bytes  # digest of the file
     label: str
     key: FileKey
-    tokens: Tensor | None = None  # None: it is known, or kept as a file
+    tokens: Tensor | None = None  # None: already learned, or stored as a file
     thumbnail: bytes | None = None
 
 
@@ -336,7 +337,7 @@ def _teach(classifier: AnytimeClassifier, refs: Sequence[ImageRef], tally: Tally
 
 
 def _prepare(classifier: AnytimeClassifier, ref: ImageRef) -> _Ready:
-    """Read and encode it, unless the same file was learned with the same label before."""
+    """Read and encode an image, unless the file was learned with this label before."""
     from anytimecl.commands._files import digest, shown
     from anytimecl.labels import clean_label
     from anytimecl.memory import FileKey
@@ -361,7 +362,7 @@ def _prepare(classifier: AnytimeClassifier, ref: ImageRef) -> _Ready:
 
 
 def _teach_one(classifier: AnytimeClassifier, ready: _Ready, tally: Tally) -> Learned | None:
-    """Learn it; None: it is known."""
+    """Learn an image; None if it is already learned."""
     from anytimecl.commands._files import contents, shown
 
     ref, label, key = ready.ref, ready.label, ready.key
@@ -379,7 +380,7 @@ def _teach_one(classifier: AnytimeClassifier, ready: _Ready, tally: Tally) -> Le
     else:
         about: dict[str, Any] = {"source": shown(ref), "thumbnail": ready.thumbnail}
         learned = classifier.learn_tokens(ready.tokens, label, key=key, **about)
-    if classifier.memory.last == before:  # the same picture in another file
+    if classifier.memory.last == before:  # the same image in another file
         tally.tell(learned.id, label, ref, "known")
         return None
     told = "learned"
@@ -417,7 +418,7 @@ def _summarise(classifier: AnytimeClassifier, tally: Tally) -> None:
     _screen.report(tally.failures, "Not learned")
 
 
-# Idle moments
+# Consolidation and rebuild
 
 
 def consolidate(
@@ -473,8 +474,8 @@ def forget(
 ) -> None:
     """Remove one example, or every example of a label, for good.
 
-    What was learned since the last checkpoint is learned again without them. What an older
-    checkpoint took from them stays in the weights until a rebuild.
+    The examples learned since the last checkpoint are learned again without them. Their effect on
+    an older checkpoint stays in the weights until a rebuild.
     """
     if (example is None) == (label is None):
         raise typer.BadParameter("Say what to forget: either --example or --label.")
@@ -496,7 +497,7 @@ def forget(
 
 
 def _to_be_forgotten(memory: Path, example: int | None, label: str | None) -> str:
-    """In words; an error where there is no such thing."""
+    """Description of what is forgotten; raises if it does not exist."""
     from anytimecl.labels import clean_label
     from anytimecl.memory import open_memory
 

@@ -1,4 +1,4 @@
-"""`anytimecl memory`: look after a memory."""
+"""`anytimecl memory`: inspect, check, copy, export and import memories."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def shrink(folder: Folder) -> None:
     typer.echo(f"Gave back {_screen.size(gained)}.")
 
 
-# Out and in
+# Export and import
 
 
 @app.command("export")
@@ -106,7 +106,7 @@ def write_out(
 ) -> None:
     """Write a memory as Parquet and safetensors, for pandas and Hugging Face datasets.
 
-    What `memory import` reads is the same memory again. Works while another program learns.
+    `memory import` restores the same memory from it. Works while another program learns.
     """
     from anytimecl.transfer import FEATURES, attached, export_classifier
 
@@ -131,8 +131,8 @@ def read_in(
 ) -> None:
     """Read an export into a memory.
 
-    A new memory is the one that was exported, under the same numbers. To an existing one the
-    examples are added and learned; those that were imported before are passed over.
+    A new memory is identical to the exported one, with the same ids. In an existing one the
+    examples are added and learned; those imported before are skipped.
     """
     from anytimecl.memory.importing import read_export
     from anytimecl.transfer import import_classifier
@@ -152,7 +152,7 @@ def read_in(
 
 
 def _learn_what_came(to: Path, backbone: Backbone | None, meta: Mapping[str, str]) -> None:
-    """Open it once: what no checkpoint knows is learned, and a checkpoint written."""
+    """Open the memory, which learns the imported examples and writes a checkpoint."""
     from anytimecl.classifier import AnytimeClassifier
 
     try:
@@ -174,10 +174,10 @@ def turn_over(
         str | None, typer.Option(metavar="C", help="How the new memory stores examples.")
     ] = None,
 ) -> None:
-    """Learn all that a memory holds again, in a new one, for another model or codec.
+    """Convert a memory to another model or codec, by learning all its examples in a new one.
 
-    Another model needs the images, so the memory must have been made with `--codec image`. Ctrl-C
-    stops it; the same command goes on from there. Ends with 1 if some image could not be used.
+    Another model needs the images, so the memory must have been made with `--codec image`. After
+    Ctrl-C, the same command resumes. Ends with 1 if some image could not be used.
     """
     from anytimecl.codec import CODECS
     from anytimecl.memory import open_memory
@@ -185,9 +185,9 @@ def turn_over(
 
     chosen = None if codec is None else _common.choice(codec)
     if chosen is not None:
-        CODECS.named(chosen)  # says what is wrong with it before a model is loaded
+        CODECS.named(chosen)  # raises before a model is loaded
     meta = _common.read_meta(folder, read_only=True)
-    # Another model has the tail that is its own: a SigLIP's has no block, and others have one.
+    # Another model has its own tail: a SigLIP's has no block, others have one.
     backbone = _load(None, meta) if model is None else _common.load_model(model)
     with (
         open_memory(folder, read_only=True) as source,

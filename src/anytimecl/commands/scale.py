@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from anytimecl.scale.leaves import Health
 
 Durability = Literal["process", "full"]
-CAPACITY = 1_000_000  # examples of a leaf: a tree costs accuracy, so none before it must be
+CAPACITY = 1_000_000  # examples of a leaf: splits cost accuracy, so leaves are large
 app = typer.Typer(name="scale", no_args_is_help=True, help="Learn on more than one machine.")
 
 Address = Annotated[
@@ -74,10 +74,10 @@ def scale_up(
         ),
     ] = False,
 ) -> None:
-    """Start a tree on a cluster and watch its leaves; Ctrl-C ends it, and nothing is lost.
+    """Start a tree on a cluster and watch its leaves; Ctrl-C stops it without losing anything.
 
-    The memory's folder must be one that every node can reach. Other programs on the cluster use
-    the tree through anytimecl.scale.router.connect().
+    Every node must be able to access the memory's folder. Other programs on the cluster use the
+    tree through anytimecl.scale.router.connect().
     """
     from anytimecl.scale import router
 
@@ -118,7 +118,7 @@ def scale_up(
 
 @app.command("status")
 def status(address: Address = "auto") -> None:
-    """Say how the leaves of the tree on a cluster are."""
+    """Show the state of each leaf of the tree on a cluster."""
     from anytimecl.scale.router import connect
 
     tree = connect(address)
@@ -129,7 +129,7 @@ def status(address: Address = "auto") -> None:
 
 @app.command("down")
 def down(address: Address = "auto") -> None:
-    """End the tree on a cluster; its folder stays, with all that it learned."""
+    """Stop the tree on a cluster; its folder stays, with everything it learned."""
     from anytimecl.scale.router import connect
 
     connect(address).down()
@@ -164,10 +164,10 @@ def serve_predictions(
     ] = 10.0,
     once: Annotated[bool, typer.Option(help="Start it, and leave it up.")] = False,
 ) -> None:
-    """Serve a memory's predictions from any number of replicas on a cluster; Ctrl-C ends it.
+    """Serve a memory's predictions from any number of replicas on a cluster; Ctrl-C stops it.
 
-    The HTTP API is that of `anytimecl serve --read-only`. The memory may have an owner who learns
-    on. Its folder must be one that every node can reach.
+    The HTTP API is that of `anytimecl serve --read-only`. Another process may keep learning in the
+    memory. Every node must be able to access its folder.
     """
     from anytimecl.scale.serving.on_serve import serve_memory, stop_serving
 
@@ -213,7 +213,7 @@ def _one_of(memory: Path | None, address: str | None) -> None:
 
 @app.command("verify")
 def verify(memory: Tree = None, address: Running = None) -> None:
-    """Read every leaf of a tree and check it, while it goes on.
+    """Read and check every leaf of a tree, while it is in use.
 
     Ends with 1 if anything is wrong.
     """
@@ -237,9 +237,9 @@ def take_snapshot(
     memory: Tree = None,
     address: Running = None,
 ) -> None:
-    """Copy a whole tree as it is, while it goes on; the copy is a tree like any other.
+    """Copy a whole tree while it is in use; the copy is a tree, too.
 
-    Of one that runs on a cluster, every node must reach the new folder.
+    For a tree that runs on a cluster, every node must be able to access the new folder.
     """
     from anytimecl.scale.router import connect
     from anytimecl.scale.snapshots import snapshot
@@ -259,9 +259,9 @@ def bring_back(
         int, typer.Option(min=2, help="Examples that a leaf holds before it becomes two.")
     ] = CAPACITY,
 ) -> None:
-    """Bring a tree back from a snapshot, or learn it again from its second copy.
+    """Restore a tree from a snapshot, or learn it again from its second copy.
 
-    The latter goes on where it was stopped.
+    The latter resumes if it was interrupted.
     """
     from anytimecl.scale.snapshots import restore
     from anytimecl.scale.tree_folder import FILE
@@ -288,7 +288,7 @@ def _learn_again(copy: str, memory: Path, model: str, capacity: int) -> None:
         for count, lesson in enumerate(lessons_in(copy), 1):
             try:
                 tree.learn_lesson(lesson)
-            except KeyUsedError:  # it is here, under the label that a later lesson gave it
+            except KeyUsedError:  # already here, with a newer label
                 known += 1
             advance(count, count, "")
         examples = len(tree)

@@ -1,4 +1,4 @@
-"""`anytimecl serve`: the service and its page."""
+"""`anytimecl serve`: the service and its web page."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def register(main: typer.Typer) -> None:
 
 
 def _read_config(context: typer.Context, file: Path | None) -> Path | None:
-    """Settings from a file stand in for defaults: the environment and flags go before them."""
+    """Use settings from a file as defaults; environment variables and flags override them."""
     if file is None:
         return None
     try:
@@ -181,7 +181,7 @@ def serve(
 ) -> None:
     """Serve memories over HTTP, with a web page.
 
-    Ctrl-C or SIGTERM ends it once what was begun is answered.
+    Ctrl-C or SIGTERM stops it once current requests are answered.
     """
     if show_config:
         typer.echo(_shown(context))
@@ -213,7 +213,7 @@ def serve(
         thumbnails=thumbnails,
     )
     classifier = open_one(first)
-    logs.set_up(log_format, access_log=access_log)  # not before it is sure to serve
+    logs.set_up(log_format, access_log=access_log)  # only once the options are valid
     if traces:
         tracing.export_by_environment()
     warn_if_shared(tokens)
@@ -224,7 +224,7 @@ def serve(
 
 
 def _first(memory: Path | None, memories: Path | None) -> Path:
-    """The folder of the memory that paths without a name are about."""
+    """Folder of the memory that paths without a name refer to."""
     from anytimecl.serve.access import DEFAULT
 
     if memories is None:
@@ -252,7 +252,7 @@ def _served(
 
 
 def _remember_grants(known: AccessTokens, served: Memories) -> None:
-    """What was granted before, and from now on, is kept beside the first memory."""
+    """Load granted tokens, and store new ones beside the first memory."""
     from anytimecl.serve.granted import Granted
 
     if known:
@@ -260,7 +260,7 @@ def _remember_grants(known: AccessTokens, served: Memories) -> None:
 
 
 def _shown(context: typer.Context) -> str:
-    """Every setting as a line of TOML, with where it is from."""
+    """All settings as TOML, with the source of each."""
     lines = []
     for option in context.command.params:
         name = str(option.name)
@@ -278,7 +278,7 @@ _SOURCES = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment", "DEFAULT_MAP": 
 
 
 def _reload_on_hangup(known: AccessTokens, file: Path | None) -> None:
-    """SIGHUP reads the tokens again; if they cannot be read, those of before go on counting."""
+    """Read the tokens again on SIGHUP; if that fails, the old ones stay valid."""
     from anytimecl.serve.tokens import read_tokens, warn_if_shared
 
     log = logging.getLogger("anytimecl.serve")
@@ -288,7 +288,7 @@ def _reload_on_hangup(known: AccessTokens, file: Path | None) -> None:
             known.replace(read_tokens(file, os.environ))
             warn_if_shared(file)
             log.warning("the tokens were read again")
-        except (AnytimeError, OSError) as error:  # anything else here would end the service
+        except (AnytimeError, OSError) as error:  # others would end the service
             log.error("the tokens stay as they were: %s", error)
 
     if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
@@ -296,7 +296,7 @@ def _reload_on_hangup(known: AccessTokens, file: Path | None) -> None:
 
 
 def _pixels(megapixels: int) -> dict[str, int]:
-    """Everything that is counted in pixels grows with the largest image."""
+    """Limits in pixels, which scale with the largest image."""
     from anytimecl.serve.options import Options
 
     pixels = megapixels * 1_000_000
@@ -319,7 +319,7 @@ def _check_installed() -> None:
 
 
 def _model_of(memory: Path, model: str | None, *, read_only: bool) -> Backbone:
-    """The model of that name; without one, the memory's own."""
+    """The model of that name; by default the memory's."""
     meta = None
     if read_only or _common.exists(memory):
         meta = _common.read_meta(memory, read_only=read_only)
@@ -362,7 +362,7 @@ def _run(
     )
     try:
         server.run()
-    except SystemExit as error:  # how uvicorn says that it cannot listen; its log says why
+    except SystemExit as error:  # uvicorn cannot listen; its log says why
         raise AnytimeError(
             f"{host}:{port} cannot be listened on: choose another --port."
         ) from error

@@ -38,7 +38,7 @@ def register(main: typer.Typer) -> None:
 
 @service.command()
 def memories(url: Url = LOCAL) -> None:
-    """List the memories that the token is for."""
+    """List the memories that the token is valid for."""
     rows = [
         (one["name"], one["right"], "open" if one["open"] else "", f"{one['bytes']:,} bytes")
         for one in _client(url).memories()
@@ -133,7 +133,7 @@ def _client(url: str, memory: str | None = None) -> Client:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> None:
-    """Columns as wide as what is in them."""
+    """Print columns, aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))

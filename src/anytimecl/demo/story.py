@@ -1,7 +1,7 @@
-"""What the demo lives through, and everything it measures on the way. It draws and prints nothing.
+"""Runs the demo and measures; draws and prints nothing.
 
-Every question about the two tasks is asked over all their labels at once: the classifier is never
-told which task a picture belongs to.
+Predictions for the two tasks are always over the labels of both: the classifier is not told which
+task an image belongs to.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from anytimecl.prediction import Prediction
 from anytimecl.settings import Settings
 from anytimecl.trainer import Learned
 
-AT_ONCE = 16  # pictures encoded between two moves of a progress bar
+AT_ONCE = 16  # pictures encoded per update of the progress bar
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How many pictures of each label, and how often to look at what was learned."""
+    """Number of images per label, and how often to evaluate."""
 
     lights_train: int
     lights_test: int
     digits_train: int
     digits_test: int
-    looks: int  # at each task, evenly spaced
-    corrections: int  # of each task's mistakes on the first day
+    looks: int  # evaluations per task, evenly spaced
+    corrections: int  # of each task's first zero-shot errors
     seed: int = 0
 
 
@@ -49,18 +49,18 @@ QUICK = Plan(lights_train=8, lights_test=5, digits_train=6, digits_test=4, looks
 
 
 class DemoStage(Protocol):
-    """Where the story is told while it happens."""
+    """Displays the demo's progress and results."""
 
     def chapter(self, title: str, text: str) -> None:
-        """Something begins."""
+        """A part begins."""
         ...
 
     def track(self, what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-        """Something takes a while; what is given is told how many steps were taken."""
+        """Progress of a long step; the yielded function takes the number of units done."""
         ...
 
     def looked(self, looks: Sequence[DemoLook]) -> None:
-        """All that was measured so far."""
+        """All evaluations so far."""
         ...
 
     def say(self, text: str) -> None:
@@ -70,7 +70,7 @@ class DemoStage(Protocol):
 
 @dataclass(frozen=True)
 class DemoScore:
-    """Shares of right answers: of the blend, which is the product, and of both models alone."""
+    """Accuracies of the blended prediction and of both models alone."""
 
     blend: float
     tuned: float
@@ -79,7 +79,7 @@ class DemoScore:
 
 @dataclass(frozen=True)
 class DemoLook:
-    """A moment of the stream."""
+    """An evaluation during the stream."""
 
     learned: int
     when: str
@@ -87,23 +87,23 @@ class DemoLook:
     lights: DemoScore
     digits: DemoScore
     untaught: DemoScore
-    untaught_same: bool  # bit for bit the probabilities of the first look
+    untaught_same: bool  # all probabilities equal those of the first evaluation
 
 
 @dataclass(frozen=True)
 class Reopened:
-    """The memory, closed and opened again."""
+    """The memory after it was closed and opened again."""
 
     examples: int
     seconds: float
-    same: bool  # bit for bit the probabilities of before, on every test picture
+    same: bool  # whether all probabilities on the test images are the same as before
     example_bytes: int  # all examples together
-    folder_bytes: int  # with the tuned weights, their optimiser, and indexes
+    folder_bytes: int  # with tuned weights, optimiser state and indexes
 
 
 @dataclass(frozen=True)
 class Correction:
-    """A mistake of the first day, before and after it was corrected once."""
+    """A zero-shot error, before and after its image was learned."""
 
     example: DemoExample
     before: Prediction
@@ -111,14 +111,14 @@ class Correction:
 
     @property
     def chances(self) -> tuple[float, float]:
-        """The probability of the right label, before and after."""
+        """Probability of the true label, before and after."""
         right = self.example.label
         return self.before.probabilities[right], self.after.probabilities[right]
 
 
 @dataclass(frozen=True)
 class Story:
-    """All that was measured."""
+    """All results."""
 
     plan: Plan
     model: str
@@ -126,14 +126,14 @@ class Story:
     digits: DemoTask
     untaught: DemoTask
     looks: Sequence[DemoLook]
-    answers: Mapping[str, Sequence[Prediction]]  # of each task, at the end of both streams
-    learn_milliseconds: float  # an example: encoding, one step, and the disk
+    answers: Mapping[str, Sequence[Prediction]]  # by task, after both streams
+    learn_milliseconds: float  # per example: encoding, one step, and disk
     corrections: Sequence[Correction]
     reopened: Reopened
     seconds: float
 
     def numbers(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """As JSON values."""
         return {
             "model": self.model,
             "plan": asdict(self.plan),
@@ -154,19 +154,19 @@ class Story:
 
 
 def tell(plan: Plan, backbone: Backbone, folder: Path, stage: DemoStage) -> Story:
-    """Live through it, with the memory in `folder`, which must not hold one yet."""
+    """Run the demo, with a new memory in `folder`."""
     return _Telling(plan, backbone, folder, stage).whole()
 
 
 class KnownPictures:
-    """A trunk that has encoded some pictures already, since the story asks about them often."""
+    """A trunk that caches the tokens of some images, which are predicted many times."""
 
     def __init__(self, trunk: Trunk) -> None:
         self.trunk = trunk
         self.known: dict[bytes, Tensor] = {}
 
     def remember(self, pixels: Tensor) -> None:
-        """Encode [batch, 3, height, width] once and for all."""
+        """Encode [batch, 3, height, width] and cache the tokens."""
         for one, tokens in zip(pixels, self.trunk(pixels), strict=True):
             self.known[one.numpy().tobytes()] = tokens
 
@@ -177,7 +177,7 @@ class KnownPictures:
 
 
 class _Telling:
-    """The state of a story while it is told."""
+    """A run of the demo."""
 
     def __init__(self, plan: Plan, backbone: Backbone, folder: Path, stage: DemoStage) -> None:
         self.plan = plan
@@ -193,11 +193,11 @@ class _Telling:
         self.settings = Settings(seed=plan.seed)
         self.clf = self._open()
         self.looks: list[DemoLook] = []
-        self.first: list[list[float]] = []  # over labels never taught, on the first day
+        self.first: list[list[float]] = []  # zero-shot probabilities of labels never learned
         self.learning_seconds = 0.0
 
     def whole(self) -> Story:
-        """From the first day to the last."""
+        """Run all parts."""
         try:
             self._first_day()
             corrections = self._correct()
@@ -305,9 +305,9 @@ class _Telling:
         return found
 
     def _correct(self) -> list[Correction]:
-        """Correct mistakes of the first day, each alone and by a classifier of its own.
+        """Correct zero-shot errors, each in a new classifier.
 
-        The memory learns nothing of it: what it is tested with must stay unseen.
+        The demo's memory learns none of these test images.
         """
         mistakes = [pair for task in (self.lights, self.digits) for pair in self._mistakes(task)]
         self.stage.chapter(
@@ -329,12 +329,12 @@ class _Telling:
 
 
 def _values(predictions: Sequence[Prediction]) -> list[list[float]]:
-    """Every probability, to compare bit for bit."""
+    """All probabilities, for exact comparison."""
     return [list(found.probabilities.values()) for found in predictions]
 
 
 def reopened(found: Reopened) -> str:
-    """What was kept, in words."""
+    """Result of closing and opening again, in words."""
     same = "the same as before" if found.same else "NOT the same as before"
     return (
         f"{found.examples} examples are back after {found.seconds:.2f} s, and every probability on "
@@ -345,7 +345,7 @@ def reopened(found: Reopened) -> str:
 
 
 def corrected(corrections: Sequence[Correction]) -> str:
-    """What one correction does, in words."""
+    """Effect of single corrections, in words."""
     if not corrections:
         return "There was no mistake to correct."
     before, after = np.mean([one.chances for one in corrections], axis=0)
@@ -358,7 +358,7 @@ def corrected(corrections: Sequence[Correction]) -> str:
 
 
 def score(predictions: Sequence[Prediction], examples: Sequence[DemoExample]) -> DemoScore:
-    """Shares of right answers.
+    """Accuracies of predictions.
 
     >>> sure = Prediction("cat", 0.9, {"dog": 0.1, "cat": 0.9}, 0.0, {}, {"dog": 0.6, "cat": 0.4})
     >>> from PIL import Image
@@ -373,6 +373,6 @@ def score(predictions: Sequence[Prediction], examples: Sequence[DemoExample]) ->
 
     return DemoScore(
         blend=share(lambda p: p.probabilities),
-        tuned=share(lambda p: p.tuned or p.original),  # it begins as the original
+        tuned=share(lambda p: p.tuned or p.original),  # before the first update it is the original
         original=share(lambda p: p.original),
     )

@@ -1,4 +1,4 @@
-"""The story on a terminal, as it happens."""
+"""The demo on a terminal, while it runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anytimecl.demo.story import DemoLook
 
 
 class Terminal:
-    """A stage for the story.
+    """Displays the demo with rich.
 
     >>> Terminal(Console(width=60)).say("It begins.")
     It begins.
@@ -23,20 +23,20 @@ class Terminal:
         self.console = console
 
     def chapter(self, title: str, text: str) -> None:
-        """A heading, and a sentence below it."""
+        """A heading and a sentence."""
         self.console.print(f"\n[bold]{title}[/bold]")
         self.console.print(text, highlight=False)
 
     @contextmanager
     def track(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar."""
+        """A progress bar."""
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
         with Progress(*columns, TimeElapsedColumn(), console=self.console) as progress:
             task = progress.add_task(what, total=total)
             yield lambda steps: progress.advance(task, steps)
 
     def looked(self, looks: Sequence[DemoLook]) -> None:
-        """The first day, and the end of each stream."""
+        """A table of the evaluations before the streams and after each."""
         table = Table(
             caption="Right answers; in brackets, those of the tuned model alone. Unchanged: every "
             "probability over labels never taught, bit for bit, since the first day."

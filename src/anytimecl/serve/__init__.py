@@ -1,6 +1,6 @@
-"""The service: an HTTP API that predicts and learns at once, and a page for people.
+"""The service: an HTTP API for prediction and online learning, and a web page.
 
-One request, in the order of the files: `guard` (who may, how much, how fast), `routes` (what is
-asked), `uploads` (bytes to pixels), `engine` (the one door to the classifier), `encoder` and
-`turns` (the threads behind it).
+The path of a request through the files: `guard` (rights and limits), `routes` (endpoints),
+`uploads` (body to images), `engine` (interface to the classifier), `encoder` and `turns` (its
+threads).
 """

@@ -1,4 +1,4 @@
-"""What a request needs: a right, and the memories it is about."""
+"""The right and the memories that a request needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from anytimecl.serve.assets import ASSETS
 from anytimecl.serve.tokens import Right
 
 DEFAULT = "default"  # the memory of paths that name none
-# The page and the reference hold nothing of a memory; the page asks for a token itself.
+# These reveal nothing of a memory; the page's script asks for the token.
 PAGE = frozenset(ASSETS) | {"/docs", "/docs.css"}
 HEALTH = frozenset({"/healthz", "/readyz"})
 OPEN = PAGE | HEALTH | {"/openapi.json"}
@@ -23,20 +23,20 @@ READING_POSTS = frozenset(
         "/label-studio/setup",
     }
 )
-WRITERS = frozenset({"/v1/audit", "/v1/backup"})  # who did what, and all there is
+WRITERS = frozenset({"/v1/audit", "/v1/backup"})  # these reveal who did what, and everything stored
 _TOKENS = re.compile(r"/v1/tokens(/.*)?")
 _MEMORY = re.compile(r"/v1/memories/([^/]+)(/.*)?", re.DOTALL)
 
 
 class Need(NamedTuple):
-    """Of a token: this right, for all of these memories. None: nothing; every memory."""
+    """A token must have this right, for all of these memories (`None`: no right; every memory)."""
 
     right: Right | None
     memories: tuple[str, ...] | None = None
 
 
 def needed(method: str, path: str) -> Need:
-    """What a request needs; whatever is not known to only read, writes.
+    """Right and memories that a request needs; unknown requests need the right to write.
 
     >>> needed("GET", "/v1/stats"), needed("POST", "/v1/memories/cats/learn")
     (Need(right='read', memories=('default',)), Need(right='write', memories=('cats',)))
@@ -47,7 +47,7 @@ def needed(method: str, path: str) -> Need:
     if safe and path in OPEN:
         return Need(None)
     if _TOKENS.fullmatch(path) or path == "/v1/memories":
-        # Whoever has any token may ask which memories it is for.
+        # Any token may list the memories that it is valid for.
         return Need("read", ()) if safe and path == "/v1/memories" else Need("admin")
     if found := _MEMORY.fullmatch(path):
         memory, rest = found[1], found[2]

@@ -1,4 +1,4 @@
-"""Memories and tokens over HTTP: made, listed, removed."""
+"""HTTP routes that create, list and delete memories and tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Name = Annotated[str, Path(max_length=64)]
 
 
 def make_router(memories: Memories, tokens: AccessTokens) -> APIRouter:
-    """What is about the service rather than about one memory."""
+    """Routes about the service as a whole."""
     router = APIRouter(prefix="/v1", dependencies=[Depends(check_query)])
     _add_memories(router, memories)
     _add_tokens(router, memories, tokens)
@@ -51,7 +51,7 @@ def _add_memories(router: APIRouter, memories: Memories) -> None:
         responses=problem_responses(422),
     )
     async def list_memories() -> MemoriesTold:
-        """Those that the token is for."""
+        """The memories that the token is valid for."""
         return MemoriesTold(memories=await tell(memories.names()))
 
     @router.post(
@@ -63,7 +63,7 @@ def _add_memories(router: APIRouter, memories: Memories) -> None:
         openapi_extra=json_schema(MemoryAsked),
     )
     async def create_memory(request: Request) -> MemoryTold:
-        """With nothing in it, on the model that all memories share."""
+        """Empty, with the model that all memories share."""
         asked = parse(MemoryAsked, await json_body(request))
         await memories.create(asked.name)
         return (await tell([asked.name]))[0]
@@ -75,7 +75,7 @@ def _add_memories(router: APIRouter, memories: Memories) -> None:
         responses=problem_responses(422),
     )
     async def get_memory(memory: Name) -> MemoryTold:
-        """What is in it, its own `stats` tell."""
+        """For its contents see its own `stats`."""
         if memory not in memories.names():
             raise Problem(404, "There is no such memory.")
         return (await tell([memory]))[0]
@@ -88,7 +88,7 @@ def _add_memories(router: APIRouter, memories: Memories) -> None:
         responses=problem_responses(409, 422),
     )
     async def delete_memory(memory: Name) -> None:
-        """What is under way in it is finished first. Granted tokens are no longer for it."""
+        """Work in progress is finished first. Granted tokens lose access to it."""
         await memories.delete(memory)
 
 
@@ -97,7 +97,7 @@ def _add_tokens(router: APIRouter, memories: Memories, tokens: AccessTokens) -> 
 
     @router.get("/tokens", tags=["Tokens"], summary="Every token", responses=problem_responses(422))
     async def list_tokens() -> TokensTold:
-        """Their names, rights and memories."""
+        """Names, rights and memories of all tokens."""
         own = {one.name for one in granted}
         return TokensTold(tokens=[_token_told(one, one.name in own) for one in tokens])
 
@@ -110,13 +110,13 @@ def _add_tokens(router: APIRouter, memories: Memories, tokens: AccessTokens) -> 
         openapi_extra=json_schema(TokenAsked),
     )
     async def grant_token(request: Request) -> GrantedTold:
-        """It counts at once, and after a restart. The answer is the only place it is told."""
+        """Valid at once, and after a restart. Only this response contains the token."""
         asked = parse(TokenAsked, await json_body(request))
         _check_grant(asked, tokens, memories)
         token = await memories.default.answer(
             lambda: granted.add(asked.name, asked.right, asked.memories)
         )
-        if token is None:  # another request was quicker
+        if token is None:  # another request granted it meanwhile
             raise _taken(asked.name)
         trail.add("granted", token=asked.name, right=asked.right, memories=asked.memories)
         chosen = None if asked.memories is None else frozenset(asked.memories)
@@ -131,7 +131,7 @@ def _add_tokens(router: APIRouter, memories: Memories, tokens: AccessTokens) -> 
         responses=problem_responses(409, 422),
     )
     async def revoke_token(name: Name) -> None:
-        """It counts no more, from now on."""
+        """Invalid from now on."""
         if await memories.default.answer(lambda: granted.revoke(name)):
             trail.add("revoked", token=name)
         elif any(one.name == name for one in tokens):

@@ -1,4 +1,4 @@
-"""What the classifier says, in the form in which it is answered."""
+"""Results of the classifier as response models."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from anytimecl.serve.schemas import (
     StatsTold,
 )
 
-SHOWN = 500  # outcomes that the chart draws
+SHOWN = 500  # outcomes in the page's chart
 
 
 def prediction_told(prediction: Prediction, top_k: int, image: str | None = None) -> PredictionTold:
-    """The best labels, with what each model thinks of them."""
+    """The `top_k` best labels, with each model's probability."""
     return PredictionTold(
         label=prediction.label,
         probability=prediction.probability,
@@ -50,7 +50,7 @@ def prediction_told(prediction: Prediction, top_k: int, image: str | None = None
 
 
 def learned_told(taught: Taught) -> LearnTold:
-    """One lesson."""
+    """Result of learning one image."""
     before = None
     if taught.outcome is not None:
         _, blended, tuned, original = taught.outcome
@@ -66,7 +66,7 @@ def learned_told(taught: Taught) -> LearnTold:
 
 
 def batch_told(taught: Sequence[Taught | Exception]) -> LearnBatchTold:
-    """A batch of which nothing was taken on for want of room is refused as a whole."""
+    """Results of a batch; raises if nothing was accepted because the queue was full."""
     failed = [_problem(one) for one in taught if isinstance(one, Exception)]
     if len(failed) == len(taught) and failed[0].status in (429, 503):
         raise failed[0]
@@ -106,7 +106,7 @@ def _problem(error: Exception) -> Problem:
 
 
 def none_good(errors: list[ImageRefused]) -> Problem:
-    """That none of several images can be looked at."""
+    """The problem that none of several images can be decoded."""
     problem = Problem(422, errors[0].detail)
     problem.more["errors"] = [one.model_dump() for one in errors]
     return problem
@@ -118,7 +118,7 @@ def labels_told(known: dict[str, LabelStats]) -> list[LabelTold]:
 
 
 def stats_told(engine: Engine, known: dict[str, LabelStats]) -> StatsTold:
-    """A memory in numbers."""
+    """Statistics of a memory."""
     accuracy = engine.history.accuracy()
     job = engine.jobs.latest()
     return StatsTold(

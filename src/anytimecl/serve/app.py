@@ -1,4 +1,4 @@
-"""The app as a whole: routes, page, health, description, and the guard around all of it."""
+"""The ASGI app: routes, web page, health checks and OpenAPI description, behind `Guard`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TAGS = {
 def create_app(
     memories: Memories, tokens: AccessTokens, studio: LabelStudio | None = None
 ) -> ASGIApp:
-    """An ASGI app that owns the memories: it closes them when it is shut down."""
+    """An ASGI app that owns the memories: it closes them on shutdown."""
     first = memories.default
     memories.on_deleted = tokens.granted.drop_memory
 
@@ -62,8 +62,8 @@ def create_app(
         title="anytimecl",
         version=__version__,
         summary="Image classification that learns from every single correction.",
-        openapi_url=None,  # it would be written anew for everybody who asks; so `_add_reference`
-        docs_url=None,  # they would load scripts from elsewhere; `reference` does not
+        openapi_url=None,  # it would be serialised for every request; see `_add_reference`
+        docs_url=None,  # these load scripts from a CDN; `reference` does not
         redoc_url=None,
         lifespan=lifespan,
         generate_unique_id_function=_operation,
@@ -84,7 +84,7 @@ def create_app(
 
 
 def _operation(route: APIRoute) -> str:
-    """What a generated client calls it."""
+    """Operation id, from which generated clients name their methods."""
     if route.path.startswith("/label-studio/"):
         return f"label_studio_{route.name}"
     return f"{route.name}_in" if route.path.startswith(f"{IN_MEMORY}/") else route.name
@@ -93,7 +93,7 @@ def _operation(route: APIRoute) -> str:
 def _add_health(app: FastAPI, memories: Memories) -> None:
     @app.get("/healthz", tags=["Operate"], summary="Whether the process lives")
     async def healthz() -> HealthTold:
-        """For whoever restarts it."""
+        """Liveness, for a supervisor."""
         return HealthTold(status="ok")
 
     @app.get(
@@ -103,7 +103,7 @@ def _add_health(app: FastAPI, memories: Memories) -> None:
         responses=problem_responses(),
     )
     async def readyz() -> HealthTold:
-        """For whoever sends it work. A service whose disk is full is not ready."""
+        """Readiness, for a load balancer. Not ready if the disk is full."""
         if why := await memories.default.answer(memories.not_ready):
             raise problems.Problem(503, why, retry_after=5)
         return HealthTold(status="ok")
@@ -156,7 +156,7 @@ def _add_reference(app: FastAPI) -> None:
 
 
 def _describe(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI description, with who may do what."""
+    """The OpenAPI description, with the right that each operation needs."""
     if app.openapi_schema is None:
         made = FastAPI.openapi(app)
         components = made.setdefault("components", {})

@@ -1,4 +1,4 @@
-"""Who asks: known from the guard at the door to whatever does the work."""
+"""Who sent the current request: a context variable, set by the guard."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from anytimecl.serve.tokens import EVERYTHING, Grant
 
 @dataclass(frozen=True)
 class Asker:
-    """A client and the request it is asking with."""
+    """A client and its current request."""
 
-    client: str = ""  # what its share and its rate are counted under
-    name: str = ""  # as logs have it: of its token, or its address
+    client: str = ""  # key for fair queues and rate limits
+    name: str = ""  # for logs: its token's name, or its address
     request: str = ""
     grant: Grant = EVERYTHING
-    allowed: Callable[[], bool] = lambda: True  # whether it still may ask what it is asking
+    allowed: Callable[[], bool] = lambda: True  # whether the token is still valid for this request
 
 
 ASKER: ContextVar[Asker] = ContextVar("asker", default=Asker())  # noqa: B039 (it is frozen)

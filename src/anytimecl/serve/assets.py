@@ -1,4 +1,4 @@
-"""The page's files, by the paths that they are served under."""
+"""The web page's files, by URL path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS = {
 
 
 class Asset(NamedTuple):
-    """A file as it is sent."""
+    """Content and media type of a file."""
 
     content: bytes
     kind: str

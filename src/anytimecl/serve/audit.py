@@ -1,7 +1,7 @@
-"""Who taught, changed and took back what: one line of JSON each, in a file beside the memory.
+"""The audit log: who learned, changed and undid what, as JSON Lines beside the memory.
 
-Examples are named by their numbers. There is no label in it and no image, so that what is forgotten
-leaves nothing here but the fact.
+Examples are identified by number. Labels and images are not logged, so nothing has to be removed
+here when an example is forgotten.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger("anytimecl.serve")
 
 
 class Audit:
-    """A trail that only grows; without a folder, none is kept.
+    """An append-only log; without a folder, nothing is logged.
 
     >>> audit = Audit(None)
     >>> audit.add("learned", example=1)
@@ -36,7 +36,7 @@ class Audit:
         self._lock = threading.Lock()
 
     def add(self, action: str, **what: Any) -> None:
-        """Something was done by whoever is asking. A failure is logged and stops nothing."""
+        """Log an action of the current request's client. Write errors are logged, not raised."""
         if self._path is None:
             return
         asker = ASKER.get()
@@ -47,21 +47,21 @@ class Audit:
                 if self._file is None:
                     self._file = self._path.open("a", encoding="ascii")
                     if self._file.tell() and not _ends_with_a_line(self._path):
-                        self._file.write("\n")  # a crash cut the last one short
+                        self._file.write("\n")  # the last line is incomplete after a crash
                 self._file.write(line)
                 self._file.flush()
             except OSError as error:
                 log.error("the audit trail lacks %s: %s", line.strip(), error)
 
     def read(self, after: int, limit: int) -> bytes:
-        """Lines, from number `after` on."""
+        """Up to `limit` lines, from line `after` on."""
         if self._path is None or not self._path.exists():
             return b""
         with self._path.open("rb") as lines:
             return b"".join(islice(lines, after, after + limit))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             if self._file is not None:
                 try:

@@ -1,4 +1,4 @@
-"""A memory as one file while it is served: a tar archive of a folder that is a memory."""
+"""A memory as a tar archive, made while it is served."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from anytimecl.serve.leaving import OpenFile, scratch
 from anytimecl.serve.problems import Busy, Problem
 from anytimecl.transfer import copy_memory
 
-BLOCK = 512  # bytes, of an archive
+BLOCK = 512  # bytes, of a tar archive
 
 
 class Archive:
-    """The files of a folder, which may be removed at once.
+    """A tar archive of a folder's files. The folder may be removed once this is made.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as made:
@@ -38,7 +38,7 @@ class Archive:
         self.size = sum(map(len, self._heads)) + sum(sizes) + 2 * BLOCK
 
     def parts(self) -> Iterator[bytes]:
-        """The archive, piece by piece."""
+        """The archive in chunks."""
         for head, file in zip(self._heads, self._files, strict=True):
             yield head
             yield from file.parts()
@@ -47,7 +47,7 @@ class Archive:
 
 
 class Backups:
-    """Of one memory, one at a time: each takes as much disk as the memory until it is sent."""
+    """Backups of one memory, one at a time: each needs as much disk as the memory until sent."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -55,7 +55,7 @@ class Backups:
         self._copying = threading.Lock()
 
     def make(self) -> Archive:
-        """The memory as it is now; lessons go on meanwhile."""
+        """A snapshot of the memory; learning continues meanwhile."""
         if self._folder is None:
             raise Problem(409, "This memory is in RAM alone: there is nothing to copy.")
         busy = Busy("A backup of this memory is under way; ask again later.", 10)

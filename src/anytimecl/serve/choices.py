@@ -1,7 +1,6 @@
-"""The labels to choose from, besides those that were taught: they belong to the memory.
+"""The labels offered on the page: the learned ones, plus and minus a list kept per memory.
 
-They lie beside it, in a file of their own, and change nothing of what is known. Losing the file
-costs the choice and nothing else.
+The list is a file beside the memory and does not affect what is learned.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from anytimecl.serve.problems import Problem
 
 FILE = "choices.json"
 VERSION = 1
-MOST = 2_000  # labels of either kind
+MOST = 2_000  # in either list
 log = logging.getLogger("anytimecl.serve")
 
 
 class Chosen(NamedTuple):
-    """What was named although nobody taught it, and what is left out although somebody did."""
+    """Labels offered although they are not learned (`own`), and learned ones that are `hidden`."""
 
     own: list[str]
     hidden: list[str]
 
 
 class Choices:
-    """A small list, in RAM and, where a folder is given, in a file.
+    """Both lists, in RAM and, if a folder is given, in a file.
 
     >>> choices = Choices(None)
     >>> choices.change(["cat", "dog"], [], taught=["cat"])
@@ -48,16 +47,16 @@ class Choices:
         self._own, self._hidden = _read(self._path)
 
     def told(self) -> Chosen:
-        """As it is."""
+        """The current lists."""
         with self._lock:
             return Chosen(self._own, self._hidden)
 
     def change(
         self, add: Sequence[str], remove: Sequence[str], *, taught: Collection[str]
     ) -> Chosen:
-        """Labels to choose from, and labels to choose no more.
+        """Offer labels, and stop offering others; `taught` are the learned labels.
 
-        Only what was taught need be left out; of anything else no trace is kept.
+        Only learned labels need to be hidden; other removed labels are deleted.
         """
         named, left = [clean_label(one) for one in add], [clean_label(one) for one in remove]
         with self._lock:

@@ -1,4 +1,4 @@
-"""Practice on the whole memory, as a job that a stop or a crash only puts off."""
+"""Consolidation as a background job, which is restarted if the service stops or crashes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ log = logging.getLogger("anytimecl.serve")
 
 
 class _Cancelled(Exception):
-    """A consolidation that somebody called off."""
+    """The job was cancelled."""
 
 
 class _Interrupted(Exception):
-    """A consolidation that the end of the service cut short."""
+    """The service stopped during the job."""
 
 
 class Consolidating:
-    """At most one consolidation of a memory, in turn with its other changes."""
+    """Runs at most one consolidation of a memory, in the queue of its changes."""
 
     def __init__(
         self,
@@ -41,16 +41,16 @@ class Consolidating:
         self.stopping = threading.Event()
         self._classifier, self._turns, self._broadcast = classifier, turns, broadcast
         self._audit, self._pending = audit, pending
-        self._cancelled: set[str] = set()  # jobs to end
+        self._cancelled: set[str] = set()  # ids
 
     def begin(self, epochs: int, begun: int = 0) -> Job:
-        """Begin a job, and return at once."""
+        """Queue a job, and return at once."""
         if not len(self._classifier):
             raise Problem(409, "Nothing is learned yet: there is nothing to practise.")
         job = self.jobs.begin("consolidate")
         if job is None:
             raise Problem(409, "A consolidation is under way already.")
-        try:  # the promise first: a quick job would take it back before it was given
+        try:  # write it first: a fast job would clear it before it is written
             self._pending.write(Promise(epochs, begun + 1))
             self._turns.submit(lambda: self._run(job, epochs))
         except BaseException:
@@ -61,7 +61,7 @@ class Consolidating:
         return job
 
     def cancel(self, identity: str) -> Job | None:
-        """End a job that is not over; what is known stays as it was before it."""
+        """Cancel a job that has not ended; the model stays as it was before the job."""
         job = self.jobs.get(identity)
         if job is not None and not job.over:
             self._cancelled.add(identity)
@@ -69,7 +69,7 @@ class Consolidating:
         return job
 
     def keep_promise(self) -> None:
-        """Take up what the last process did not finish."""
+        """Restart the job that the last process did not finish."""
         promise = self._pending.read()
         self._pending.clear()
         if promise is not None and len(self._classifier):
@@ -78,7 +78,7 @@ class Consolidating:
 
     def _run(self, job: Job, epochs: int) -> None:
         def progress(done: int, steps: int) -> None:
-            # All of it counts or nothing: what is known stays whole.
+            # Consolidation is atomic: raising here leaves the model unchanged.
             if job.id in self._cancelled:
                 raise _Cancelled
             if self.stopping.is_set():
@@ -110,7 +110,7 @@ class Consolidating:
 
 
 def job_data(job: Job) -> dict[str, Any]:
-    """A job as requests see it."""
+    """A job as JSON data."""
     return {
         "id": job.id,
         "kind": job.kind,

@@ -1,4 +1,4 @@
-"""What requests about stored examples look like, and their answers."""
+"""Request and response models of the routes in `curation`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from anytimecl.serve.schemas import LABELS, SMALL_PNG, Asked, Count, Event, Image, Label
 
-PAGE = 200  # examples in one answer at most
+PAGE = 200  # examples per page at most
 ORDERED = 1_000  # images
-STEPS = 1_000  # acts undone by one request
+STEPS = 1_000  # changes undone by one request
 CURSOR = r"^([0-9.e+-]{1,40}:)?[0-9]{1,18}$"
 
 
 class LikeAsked(Asked):
-    """An image, and which of its likes are wanted."""
+    """An image, and a filter for the examples similar to it."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"image": SMALL_PNG, "limit": 10}]})
 
@@ -27,7 +27,7 @@ class LikeAsked(Asked):
 
 
 class OrderAsked(Asked):
-    """Images that were looked at of late, and what they may be."""
+    """Images predicted before with `remember`, and their candidate labels."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"images": ["0f" * 16], "labels": ["cat", "dog"]}]}
@@ -42,14 +42,14 @@ class OrderAsked(Asked):
 
 
 class OrderTold(BaseModel):
-    """Which to label first."""
+    """The images in the order in which to label them."""
 
     images: list[str] = Field(description="What would teach most, then the others by doubt.")
     unknown: list[str] = Field(description="Not looked at of late: predict them again.")
 
 
 class RelabelAsked(Asked):
-    """What an example is."""
+    """An example's new label."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"label": "okapi"}]})
 
@@ -57,7 +57,7 @@ class RelabelAsked(Asked):
 
 
 class UndoAsked(Asked):
-    """How much to take back."""
+    """How many changes to undo."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"steps": 1, "event": 17}]})
 
@@ -69,7 +69,7 @@ class UndoAsked(Asked):
 
 
 class RenameAsked(Asked):
-    """A label by another name."""
+    """A label's new name."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"old": "lama", "new": "llama"}]})
 
@@ -78,7 +78,7 @@ class RenameAsked(Asked):
 
 
 class MergeAsked(Asked):
-    """Two labels that are one."""
+    """Two labels to merge."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"source": "tabby", "into": "tabby cat"}]}
@@ -89,7 +89,7 @@ class MergeAsked(Asked):
 
 
 class ChoicesAsked(Asked):
-    """Labels to choose from, and labels to choose no more."""
+    """Labels to offer, and labels to stop offering."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"add": ["cat", "dog"]}]})
 
@@ -98,14 +98,14 @@ class ChoicesAsked(Asked):
 
 
 class ChoicesTold(BaseModel):
-    """Besides every label that was taught."""
+    """How the offered labels differ from the learned ones."""
 
     own: list[str] = Field(description="Named, though not taught.")
     hidden: list[str] = Field(description="Taught, but not chosen from.")
 
 
 class SaidTold(BaseModel):
-    """The label that an expert would give."""
+    """The label that an expert predicts."""
 
     label: str
     probability: float
@@ -133,7 +133,7 @@ class ExamplesTold(BaseModel):
 
 
 class RelabelTold(BaseModel):
-    """The example has its new label on disk."""
+    """A relabelled example; the change is durable."""
 
     id: int
     label: str
@@ -142,7 +142,7 @@ class RelabelTold(BaseModel):
 
 
 class UndoneTold(BaseModel):
-    """One act that was taken back."""
+    """One change that was undone."""
 
     act: str
     examples: list[int]
@@ -157,7 +157,7 @@ class UndoTold(BaseModel):
 
 
 class ChangedTold(BaseModel):
-    """How many examples have another label now."""
+    """How many examples were relabelled."""
 
     examples: int
     event: int = Field(description="Of the memory; `POST /v1/undo` takes it.")

@@ -1,4 +1,4 @@
-"""Routes for looking through what was taught, and correcting it."""
+"""HTTP routes to browse and correct the stored examples."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def make_router(prefix: str, pick: Pick) -> APIRouter:
-    """For the examples of a memory; `pick` finds the memory of a request."""
+    """Routes about a memory's examples; `pick` is the dependency that finds the memory."""
     router = APIRouter(prefix=prefix, dependencies=[Depends(check_query)])
     picked = Depends(pick)
     known = problem_responses(409, 422)
@@ -60,7 +60,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=PAGE)] = 50,
         engine: Engine = picked,
     ) -> ExamplesTold:
-        """Newest first, or the likeliest mistakes first, a page at a time."""
+        """Newest first or most suspicious first, in pages."""
         asked = {"label": label, "source": source, "suspicious": suspicious}
         return await _page(engine, after=after, limit=limit, **asked)
 
@@ -72,7 +72,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         openapi_extra=dict(body_schema(LikeAsked, "image", many=False)),
     )
     async def examples_like(request: Request, engine: Engine = picked) -> ExamplesTold:
-        """The most alike first."""
+        """Most similar first."""
         asked, [image] = await read(request, LikeAsked, "image", frozenset())
         with engine.intake.ticket() as ticket:
             [looked] = await engine.intake.decode([image], ticket)
@@ -90,7 +90,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         openapi_extra=json_schema(OrderAsked),
     )
     async def order(request: Request, engine: Engine = picked) -> OrderTold:
-        """The one first whose label would teach most, as the inbox chooses."""
+        """By active learning: the most informative image first, as in the inbox."""
         asked = parse(OrderAsked, await json_body(request))
         labels = clean_labels(asked.labels) if asked.labels else []
         await engine.intake.name(labels, engine.classifier.settings.templates)
@@ -108,7 +108,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         | {200: {"description": "A WebP file", "content": {"image/webp": {}}}},
     )
     async def thumbnail(example: ExampleId, engine: Engine = picked) -> Response:
-        """Where the memory keeps them, or this session was shown it."""
+        """If the memory stores thumbnails, or the image was learned recently."""
         found = await engine.answer(lambda: _thumbnail(engine, example))
         if found is None:
             raise Problem(404, f"There is no picture of example {example}.")
@@ -122,7 +122,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         openapi_extra=json_schema(RelabelAsked),
     )
     async def relabel(example: ExampleId, request: Request, engine: Engine = picked) -> RelabelTold:
-        """Durable when it answers; the next prediction knows."""
+        """Durable when the response arrives; the next prediction uses it."""
         asked = parse(RelabelAsked, await json_body(request))
 
         def work(classifier: AnytimeClassifier) -> RelabelTold:
@@ -141,7 +141,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         openapi_extra=json_schema(UndoAsked),
     )
     async def undo(request: Request, engine: Engine = picked) -> UndoTold:
-        """Lessons, corrections, renamed and merged labels; forgetting is for good."""
+        """Undoes learned images, relabelling, renaming and merging. Forgetting is permanent."""
         asked = parse(UndoAsked, await json_body(request) or b"{}")
 
         def work(classifier: AnytimeClassifier) -> UndoTold:
@@ -171,7 +171,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         openapi_extra=json_schema(RenameAsked),
     )
     async def rename_label(request: Request, engine: Engine = picked) -> ChangedTold:
-        """All of its examples, whole or not at all."""
+        """Renames it in all of its examples, atomically."""
         asked = parse(RenameAsked, await json_body(request))
 
         def work(classifier: AnytimeClassifier) -> ChangedTold:
@@ -187,7 +187,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         openapi_extra=json_schema(MergeAsked),
     )
     async def merge_labels(request: Request, engine: Engine = picked) -> ChangedTold:
-        """All examples of one become examples of the other, whole or not at all."""
+        """Relabels all examples of `source` as `into`, atomically."""
         asked = parse(MergeAsked, await json_body(request))
 
         def work(classifier: AnytimeClassifier) -> ChangedTold:
@@ -197,7 +197,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
 
     @router.get("/choices", tags=["Know"], summary="Labels to choose from", responses=known)
     async def choices(engine: Engine = picked) -> ChoicesTold:
-        """What people named besides what they taught; predictions take it from the page alone."""
+        """Offered on the page besides the learned labels; predictions do not use them."""
         return ChoicesTold(**engine.choices.told()._asdict())
 
     @router.post(
@@ -208,7 +208,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         openapi_extra=json_schema(ChoicesAsked),
     )
     async def choose(request: Request, engine: Engine = picked) -> ChoicesTold:
-        """They are kept with the memory, for everybody; nothing is taught by it."""
+        """Stored with the memory, for all users; nothing is learned."""
         asked = parse(ChoicesAsked, await json_body(request))
         taught = frozenset(engine.classifier.labels)
         made = await engine.answer(
@@ -276,7 +276,7 @@ def _told(engine: Engine, one: StoredExample) -> ExampleTold:
 
 
 def _thumbnail(engine: Engine, example: int) -> bytes | None:
-    """The memory's own, or that of this session."""
+    """The thumbnail stored in the memory, or else the one in RAM."""
     return engine.classifier.thumbnail(example) or engine.recent.thumbnail(example)
 
 
@@ -288,12 +288,12 @@ def _check_known(engine: Engine, example: int) -> None:
     memory = engine.classifier.memory
     with memory.reading():
         place = memory.records.find(example)
-    if place is None or not place.label:  # never there, or taken back
+    if place is None or not place.label:  # unknown, or undone
         raise Problem(404, f"There is no example {example}.")
 
 
 def tell_change(engine: Engine, action: str, **what: Any) -> int:
-    """Tell everybody, and the audit trail; returns the number of the memory's event."""
+    """Notify listeners and the audit log of the memory's last event; returns its number."""
     event = engine.classifier.memory.last
     engine.audit.add(action, event=event, **what)
     engine.broadcast.send("changed", {"event": event})

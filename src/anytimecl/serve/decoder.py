@@ -1,8 +1,7 @@
-"""Images are decoded by a few threads, fairly and within a budget of pixels held at once.
+"""Decodes images in a few threads, fairly between clients and within a budget of pixels.
 
-One thread has the large ones, one after another and at a lower priority, so that a small one
-waits for none of them, nor for the processor. New labels are embedded by another such thread, as
-fairly: there the budget is of labels.
+One thread decodes the large ones, one by one at a lower priority, so small ones wait neither for
+them nor for the CPU. New labels are embedded by another `Decoder`, with a budget of labels.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from anytimecl.serve.problems import Busy, Problem
 from anytimecl.serve.turns import STOPPING
 
 T = TypeVar("T")
-NICE = 10  # for large images: a tenth of the time that others want, too
-SMALL = 16  # an image is small if so many of it fit into the budget
+NICE = 10  # for large images: about a tenth of the CPU time under contention
+SMALL = 16  # an image is small if this many of its size fit into the budget
 
 
 class _Item(NamedTuple):
@@ -30,7 +29,7 @@ class _Item(NamedTuple):
 
 
 class Decoder:
-    """Work that holds pixels, each with how many it holds.
+    """Runs functions, each with a cost (pixels held while it runs), in a bounded queue.
 
     >>> decoder = Decoder(budget=160, waiting=8, waiting_pixels=1000)
     >>> [future.result() for future in decoder.submit(Ticket("me"), [(10, lambda: "done")])]
@@ -48,8 +47,8 @@ class Decoder:
         what: str = "images",
     ) -> None:
         self.small = budget // SMALL
-        self.largest = budget - (threads - 1) * self.small  # beside small ones on other threads
-        self.most = 0  # pixels that were ever held at once
+        self.largest = budget - (threads - 1) * self.small  # beside small ones in others
+        self.most = 0  # maximum of pixels held at once so far
         self._room, self._room_pixels, self._what = waiting, waiting_pixels, what
         self._queue: FairQueue[_Item] = FairQueue()
         self._held = 0
@@ -72,16 +71,16 @@ class Decoder:
 
     @property
     def alive(self) -> bool:
-        """Whether images are still being decoded."""
+        """Whether all threads are running."""
         return not self._closing and all(thread.is_alive() for thread in self._threads)
 
     def submit(
         self, ticket: Ticket, work: Sequence[tuple[int, Callable[[], T]]]
     ) -> list[Future[T]]:
-        """Each with the pixels it holds; all or none. `drop` takes back what still waits.
+        """Queue (cost, function) pairs, all or none; `drop` removes those that still wait.
 
-        A request of nothing but small images finds room as long as there are not too many of them:
-        whoever fills the queue with large ones keeps out others who do so, and nobody else.
+        Requests with small images only are limited by the number of images, others also by pixels:
+        a queue full of large images still accepts small ones.
         """
         items = [_Item(Future(), cost, job) for cost, job in work]
         with self._changed:
@@ -99,13 +98,13 @@ class Decoder:
         return [item.future for item in items]
 
     def drop(self, ticket: Ticket) -> None:
-        """Nobody waits for these images any more."""
+        """Cancel the waiting items of a request."""
         with self._changed:
             for item in self._queue.drop(ticket):
                 item.future.cancel()
 
     def close(self) -> None:
-        """Finish what waits, and end."""
+        """Finish the queue, then stop."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -124,7 +123,7 @@ class Decoder:
             with self._changed:
                 self._held -= item.cost
                 self._changed.notify_all()
-            del item  # or its image would stay until the next comes
+            del item  # else its image is kept until the next item
 
     def _next(self, large: bool) -> _Item | None:
         with self._changed:
@@ -138,17 +137,17 @@ class Decoder:
 
 
 def _step_back() -> None:
-    """This thread has the processor when nobody else wants it, where the system knows of that."""
+    """Lower this thread's priority (on Linux)."""
     if sys.platform == "linux":
         own = os.getpriority(os.PRIO_PROCESS, 0)
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, own + NICE))
 
 
 def check_room(waiting: int, own: int, count: int, room: int, what: str = "images") -> None:
-    """Refuse at once what finds no room beside all that wait and those of the client itself.
+    """Raise Busy if a request exceeds the queue's or the client's share of the room.
 
-    The last quarter is for single images, the last eighth for clients that have few waiting: a
-    queue that programs fill with batches still takes on a person's picture.
+    The last quarter is reserved for single images, the last eighth for clients with few waiting: a
+    queue full of batches still accepts a single picture.
     """
     full = waiting + count > room
     crowded = count > 1 and waiting and waiting + count > room * 3 // 4

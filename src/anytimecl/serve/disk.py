@@ -1,4 +1,4 @@
-"""Whether a disk has room to learn."""
+"""Whether a disk has enough space to learn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def bytes_free(folder: Path) -> int:
-    """That the folder's disk has left; 0 where it is gone.
+    """Free bytes on the folder's disk; 0 if the folder does not exist.
 
     >>> bytes_free(Path("/no such folder"))
     0
@@ -19,7 +19,7 @@ def bytes_free(folder: Path) -> int:
 
 
 def why_full(folder: Path, least: int) -> str | None:
-    """What to do about a disk that has less than this left; None where it has more."""
+    """Error message if the disk has less than `least` bytes left, else None."""
     free = bytes_free(folder)
     if free >= least:
         return None

@@ -1,9 +1,9 @@
-"""Images of all requests go through the trunk together, each request having its fair share.
+"""Batches images of all requests for the trunk, fairly between requests.
 
-Lessons have a lane of their own with a quarter of every batch: a person who corrects does not wait
-behind fifty programs that ask, and however many teach, those who ask keep three quarters. Requests
-with several images have another, a few images at a time in turn with all others: on a CPU a full
-batch takes eight times as long as one image, and whoever sends one would wait for it.
+There are three queues. Learn requests have a quarter of each batch reserved, so that a single
+correction does not wait behind many predictions; predictions have the other three quarters.
+Requests with several images have a queue of their own and alternate with the others, a few images
+at a time: on a CPU a full batch takes eight times as long as one image.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Encoder(Worker):
-    """Batches for a trunk: it never waits for a batch to fill, it takes what there is.
+    """Encodes whatever waits as the next batch; never waits for a batch to fill.
 
     >>> encoder = Encoder(lambda pixels: 2 * pixels, batch=8, waiting=16)
     >>> [future.result().tolist() for future in encoder.submit(Ticket("me"), [torch.ones(2)])]
@@ -46,7 +46,7 @@ class Encoder(Worker):
         observe: Callable[[int, float], None] = lambda images, seconds: None,
     ) -> None:
         self._trunk, self._batch, self._room, self._observe = trunk, batch, waiting, observe
-        self._bulk = bulk  # images of requests with several, in one go
+        self._bulk = bulk  # batch size for requests with several images
         self._bulk_was_last = False
         self._several: FairQueue[tuple[Future[Tensor], Tensor]] = FairQueue()
         self._questions: FairQueue[tuple[Future[Tensor], Tensor]] = FairQueue()
@@ -60,7 +60,7 @@ class Encoder(Worker):
     def submit(
         self, ticket: Ticket, images: Sequence[Tensor], *, lesson: bool = False
     ) -> list[Future[Tensor]]:
-        """Pixels [3, height, width] of each image, to its tokens [token, width]; all or none."""
+        """Encode pixels [3, height, width] of each image to tokens [token, width]; all or none."""
         futures: list[Future[Tensor]] = [Future() for _ in images]
         lane = self._lessons if lesson else self._questions
         lane = self._several if len(images) > 1 else lane
@@ -75,7 +75,7 @@ class Encoder(Worker):
         return futures
 
     def drop(self, ticket: Ticket) -> None:
-        """Nobody waits for these images any more."""
+        """Cancel the waiting images of a request."""
         with self._changed:
             for lane in self._lanes:
                 for future, _ in lane.drop(ticket):
@@ -86,10 +86,10 @@ class Encoder(Worker):
             live = [item for item in batch if item[0].set_running_or_notify_cancel()]
             if live:
                 self._encode(live)
-            del batch, live  # or they would stay until the next comes
+            del batch, live  # else they are kept until the next batch
 
     def _next(self) -> list[tuple[Future[Tensor], Tensor]]:
-        """What waits, at most a batch; nothing at the end."""
+        """The next batch; empty when closing."""
         with self._changed:
             self._changed.wait_for(lambda: len(self) or self._closing)
             others = len(self._questions) + len(self._lessons)
@@ -114,7 +114,7 @@ class Encoder(Worker):
         seconds = time.monotonic() - began
         self._observe(len(live), seconds)
         for (future, _), one in zip(live, tokens, strict=True):
-            future.set_result(one.clone())  # a row would keep the whole batch alive
+            future.set_result(one.clone())  # a view would keep the whole batch alive
 
 
 def _take(lane: FairQueue[T], most: int) -> list[T]:

@@ -1,7 +1,7 @@
-"""The one door from requests to a classifier: blocking work leaves the event loop here.
+"""Asynchronous interface to a classifier: runs blocking work outside the event loop.
 
-Images come in by an intake, which all memories share; everything that changes what is known goes
-through one thread of the memory's own, in order.
+Images pass through an `Intake`, which all memories share. Changes run in one thread per memory, in
+order.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from anytimecl.serve.turns import Turns
 from anytimecl.trainer import Learned
 
 T = TypeVar("T")
-Learn = Callable[..., Learned]  # of label, candidates and key; what it learns from it holds already
+Learn = Callable[..., Learned]  # of label, candidates and key; the image is already bound
 
 
 class Engine:
-    """A classifier with its queues. It owns the classifier, and closes it.
+    """A classifier and its queues. Owns the classifier, and closes it.
 
-    Without an `intake` it has one of its own.
+    Without an `intake` it creates its own.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Engine:
         path = classifier.memory.path
         self.folder = path.parent if path else None
         self.read_only = classifier.memory.read_only
-        folder = None if self.read_only else self.folder  # where something may be written
+        folder = None if self.read_only else self.folder  # where files may be written
         self.history = History(self.folder, keep=not self.read_only)
         self.audit = Audit(folder)
         self.backups = Backups(self.folder)
@@ -93,7 +93,7 @@ class Engine:
         *,
         remember: bool = False,
     ) -> list[Prediction | ImageError]:
-        """For each image what it shows, or what is wrong with it; `looked_at` may `remember` it."""
+        """A prediction or an error for each image; `remember` keeps its vector for `order`."""
         asked = None if labels is None else clean_labels(labels)
         if asked is None and not self.classifier.labels:
             raise Problem(409, "Nothing is learned yet: say which labels to choose from.")
@@ -116,16 +116,16 @@ class Engine:
     # Learning
 
     async def learn(self, lesson: Lesson) -> Taught:
-        """Durable when it returns."""
+        """Learn an image; durable when this returns."""
         [taught] = await self.learn_many([lesson])
         if isinstance(taught, Exception):
             raise taught
         return taught
 
     async def learn_many(self, lessons: Sequence[Lesson]) -> list[Taught | Exception]:
-        """One after the other, each in its turn; of each what became of it, or why nothing did.
+        """Learn images in order, each in its turn; a result or an error for each.
 
-        When there is no more room for them, or they take too long, the rest is left for later.
+        If the queue is full or the time is over, the errors of the rest ask to send them again.
         """
         told: dict[int, Taught | Exception] = {}
         ready: list[tuple[int, ReadyLesson]] = []
@@ -136,7 +136,7 @@ class Engine:
                 except (ImageError, LabelError, Problem) as error:
                     told[at] = error
                 else:
-                    if isinstance(found, Taught):  # spare the trunk
+                    if isinstance(found, Taught):  # already learned: nothing to encode
                         told[at] = found
                     else:
                         ready.append((at, found))
@@ -154,7 +154,7 @@ class Engine:
         candidates: Sequence[str] | None,
         key: str,
     ) -> Taught:
-        """Durable when it returns; the image was encoded elsewhere, and nobody sees it here."""
+        """Learn an image that was encoded elsewhere; durable when this returns."""
         name, chosen = cleaned(label, candidates)
         await self._name(chosen or ())
         learn = functools.partial(self.classifier.learn_compressed, record, fingerprint=fingerprint)
@@ -162,7 +162,7 @@ class Engine:
         return await self.in_turn(lambda: self._teach(learn, name, chosen, unique, None))
 
     async def forget_example(self, example: int) -> int:
-        """Remove one example."""
+        """Forget an example."""
 
         def forget() -> int:
             memory = self.classifier.memory
@@ -179,7 +179,7 @@ class Engine:
         return await self.in_turn(forget)
 
     async def forget_label(self, label: str) -> int:
-        """Remove every example of a label."""
+        """Forget every example of a label."""
         name = clean_label(label)
 
         def forget() -> int:
@@ -187,7 +187,7 @@ class Engine:
                 raise Problem(404, f"There is no example of {name!r}.")
             self.recent.forget(label=name)
             self.looked_at.clear()
-            event = self.classifier.memory.last  # the memory's journal names them
+            event = self.classifier.memory.last  # the memory's journal has their numbers
             self.audit.add("forgot", examples=count, event=event)
             self.broadcast.send("forgotten", {"examples": count})
             return count
@@ -195,11 +195,12 @@ class Engine:
         return await self.in_turn(forget)
 
     async def in_turn(self, work: Callable[[], T]) -> T:
-        """A change, in the order of arrival.
+        """Run a change in the queue of changes.
 
-        One that waits too long is taken back, so that whoever asked may safely ask again.
+        If it waits too long, it is cancelled and Busy is raised, so that the client can safely
+        retry.
         """
-        context = contextvars.copy_context()  # who asks
+        context = contextvars.copy_context()  # has the client
         future: Future[T] = self.turns.submit(lambda: context.run(work))
         try:
             waiting = asyncio.shield(asyncio.wrap_future(future))
@@ -210,30 +211,30 @@ class Engine:
                 raise Busy(told, self.turns.wait) from None
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            future.cancel()  # who asked has gone; what has begun is finished all the same
+            future.cancel()  # the client disconnected; a change that has begun is finished
             raise
 
     def consolidate(self, epochs: int) -> Job:
-        """Begin a job, and return at once. A stop or a crash only puts it off."""
+        """Start a job, and return at once. It is restarted after a stop or a crash."""
         return self._consolidating.begin(epochs)
 
     def cancel(self, identity: str) -> Job | None:
-        """End a job that is not over; what is known stays as it was before it."""
+        """Cancel a job that has not ended; the model stays as it was before the job."""
         return self._consolidating.cancel(identity)
 
-    # Knowing
+    # Status
 
     def stats(self) -> dict[str, LabelStats]:
-        """What is known about each label."""
+        """Statistics of each label."""
         return self.classifier.stats()
 
     @property
     def keeps_images(self) -> bool:
-        """Whether the memory holds image files rather than features."""
+        """Whether the memory stores image files instead of features."""
         return self.classifier.settings.name_of("codec") == ImageBytes.name
 
     def disk_bytes(self) -> int:
-        """Database and write-ahead log."""
+        """Size of database and write-ahead log."""
         path = self.classifier.memory.path
         if path is None:
             return 0
@@ -242,22 +243,22 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        """Whether every part works."""
+        """Whether all threads are running and the service is not stopping."""
         stopping = self._consolidating.stopping.is_set()
         return self.intake.alive and self.turns.alive and not stopping
 
     @property
     def idle(self) -> bool:
-        """Whether no change waits and no job is under way."""
+        """Whether no change waits and no job is running."""
         job = self.jobs.latest()
         return not len(self.turns) and (job is None or job.over)
 
     def disk_free(self) -> int | None:
-        """Bytes that the memory's disk has left; None where there is no disk."""
+        """Free bytes on the memory's disk; None for a memory in RAM."""
         return None if self.folder is None else bytes_free(self.folder)
 
     def not_ready(self) -> str | None:
-        """Why no work should be sent here; None if it should."""
+        """Why the service cannot accept work; None if it can."""
         if not self.ready:
             return "The service is stopping."
         if self.folder is None or self.read_only:
@@ -267,12 +268,12 @@ class Engine:
     # Ending
 
     def stop_soon(self) -> None:
-        """Take on no long work, and end what only listens; requests under way go on."""
+        """Interrupt long jobs and end event streams; other requests continue."""
         self._consolidating.stopping.set()
         self.broadcast.close()
 
     def close(self) -> None:
-        """Finish what was taken on, then let go of the memory."""
+        """Finish the queues, then close the memory."""
         self.stop_soon()
         if self._owns_intake:
             self.intake.close()
@@ -281,13 +282,13 @@ class Engine:
         self.audit.close()
         self.classifier.close()
 
-    # Inside
+    # Private
 
     async def _name(self, labels: Sequence[str]) -> None:
         await self.intake.name(labels, self.classifier.settings.templates)
 
     async def _prepare(self, lesson: Lesson) -> ReadyLesson | Taught:
-        """A lesson that makes sense, or what its key taught before."""
+        """Validate a request; returns the earlier result if its key was used before."""
         if isinstance(lesson.image, ImageError):
             raise lesson.image
         name, chosen = cleaned(lesson.label, lesson.candidates)
@@ -302,12 +303,12 @@ class Engine:
     async def _look(
         self, images: Sequence[bytes], ticket: Ticket
     ) -> list[tuple[Learn, bytes | None] | ImageError]:
-        """What learns from each image, and its small picture."""
+        """For each image, the function that learns it and its thumbnail."""
         if not images:
             return []
         decoded = await self.intake.decode(images, ticket, thumbnail=True)
         good = [one[0] for one in decoded if not isinstance(one, ImageError)]
-        # A codec of images makes its tokens itself.
+        # A codec that stores images encodes them itself.
         plain = self.keeps_images or not good
         tokens = iter([] if plain else await self.intake.encode(good, ticket, lesson=True))
         looked: list[tuple[Learn, bytes | None] | ImageError] = []
@@ -329,12 +330,12 @@ class Engine:
         *,
         begun: bool,
     ) -> Taught | Exception:
-        """In its turn, unless those before it have used up the time."""
+        """Learn in its turn, unless those before it have used up the time."""
         if isinstance(seen, ImageError):
             return seen
         learn, thumbnail = seen
         learn = functools.partial(learn, source=one.source)
-        if not self.keeps_images:  # of an image itself the memory makes its own
+        if not self.keeps_images:  # else the memory makes the thumbnail
             learn = functools.partial(learn, thumbnail=thumbnail)
         if begun and time.monotonic() > end:
             return Busy("The lessons before it took too long; send it again.", 1)
@@ -360,7 +361,7 @@ class Engine:
         with tracing.span("learn"):
             learned = learn(label, candidates=candidates, key=key)
         event = self.classifier.memory.last
-        if event == before:  # it is taught so already
+        if event == before:  # already learned with this label
             return Taught(learned.id, label, repeated=True, outcome=None)
         self.metrics.learn.observe(time.monotonic() - began)
         self.metrics.steps.inc()

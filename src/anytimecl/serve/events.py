@@ -1,4 +1,4 @@
-"""What happens, told to whoever listens to a stream or asks every now and then."""
+"""Events of a memory, for streams and for polling."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from typing import Any, Literal, NamedTuple
 from anytimecl.serve.asking import ASKER
 from anytimecl.serve.problems import Busy
 
-HEARTBEAT = 15.0  # seconds; shorter than proxies' patience
-WAITING = 64  # events that a slow listener may be behind; then it misses some
-KEPT = (
-    256  # events that who asks every now and then may be behind; then it asks for everything anew
-)
+HEARTBEAT = 15.0  # seconds; shorter than the timeouts of proxies
+WAITING = 64  # events queued for a slow listener; then the oldest are dropped
+KEPT = 256  # events kept for polling; a client that is further behind reloads everything
 Kind = Literal["learned", "changed", "forgotten", "job"]
 _END = ("", None)
 
 
 class Happened(NamedTuple):
-    """An event with its number, which counts up from 1 as long as the process lives."""
+    """An event with its number, counted from 1 per process."""
 
     number: int
     kind: Kind
@@ -31,23 +29,22 @@ class Happened(NamedTuple):
 
 
 class Listener:
-    """One place among those that may listen. It is free again as soon as nobody holds it."""
+    """A stream's queue. Its place is free again when it is garbage-collected."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[tuple[str, Any]] = asyncio.Queue(WAITING)
 
 
 class Broadcast:
-    """Events from any thread to any number of listeners on the event loop.
+    """Sends events from any thread to listeners on the event loop.
 
-    The latest are kept too, for those who ask now and then: a browser has six connections to a host
-    for all its tabs, and a stream takes one of them for good. They are kept without labels, which
-    may be forgotten.
+    The latest events are also kept for polling, since a browser has six connections per host for
+    all its tabs and a stream occupies one. They are kept without labels, which may be forgotten.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # Weak, since a response that never begins never ends either: then its place is free too.
+        # Weak, since a response that never starts never ends either, and must not keep its place.
         self._listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -56,7 +53,7 @@ class Broadcast:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """On the loop that listeners live on."""
+        """Use the running event loop."""
         self._loop, self._closed = asyncio.get_running_loop(), False
 
     def close(self) -> None:
@@ -65,7 +62,7 @@ class Broadcast:
         self._call(_END)
 
     def send(self, kind: Kind, data: dict[str, Any]) -> None:
-        """Tell everybody; from any thread."""
+        """Send an event to all; from any thread."""
         with self._lock:
             self._number += 1
             kept = {name: value for name, value in data.items() if name != "label"}
@@ -74,9 +71,9 @@ class Broadcast:
             self._call((kind, data))
 
     def since(self, number: int) -> tuple[int, list[Happened], bool]:
-        """The newest number, what came after `number`, and whether some of that is not known.
+        """The last number, the events after `number`, and whether some of them are lost.
 
-        A number from the future was given by a process before this one.
+        A number larger than the last was given by an earlier process.
         """
         with self._lock:
             found = [one for one in self._latest if one.number > number]
@@ -87,7 +84,7 @@ class Broadcast:
         return len(self._listeners)
 
     def join(self) -> Listener:
-        """A place, as long as it is held."""
+        """Register a listener; raises Busy if there are too many."""
         if len(self._listeners) >= self._most:
             raise Busy("Too many listen already; ask /v1/changes instead, or close one.", 30)
         listener = Listener()
@@ -95,9 +92,9 @@ class Broadcast:
         return listener
 
     def listen(self) -> AsyncIterator[bytes]:
-        """A stream for one listener, in the format of text/event-stream.
+        """A stream for one listener, as text/event-stream.
 
-        It ends before the next event when its token was revoked.
+        It ends before the next event if the token is revoked.
         """
         return self._stream(self.join(), ASKER.get().allowed)
 
@@ -127,12 +124,12 @@ class Broadcast:
     def _deliver(self, event: tuple[str, Any]) -> None:
         for listener in list(self._listeners):
             if listener.queue.full():
-                listener.queue.get_nowait()  # the page asks for everything anew at the next one
+                listener.queue.get_nowait()  # the page reloads everything at the next one
             listener.queue.put_nowait(event)
 
 
 def message(kind: str, data: Any) -> bytes:
-    """One event. JSON has no line breaks of its own, so a label cannot forge a second one.
+    """An event as text. JSON has no raw line breaks, so a label cannot inject another event.
 
     >>> message("learned", {"id": 1})
     b'event: learned\\ndata: {"id": 1}\\n\\n'

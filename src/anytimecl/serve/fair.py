@@ -1,7 +1,7 @@
-"""A queue in which everybody gets the same share, whoever has sent more.
+"""A fair queue: every client gets the same share, however much it sends.
 
-Fair queueing (self-clocked, by finish tags) at two levels: first between clients, then between the
-requests of one client. What costs little passes what costs much, and nothing waits for ever.
+Self-clocked fair queueing (by finish tags) at two levels: between clients, and between the requests
+of one client. Cheap items overtake expensive ones, and none waits for ever.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Ticket:
-    """One request of a client; all that it has done is queued under it.
+    """A client's request; the key of its items in a queue.
 
     >>> Ticket("127.0.0.1") == Ticket("127.0.0.1")
     False
@@ -27,8 +27,8 @@ class Ticket:
 
 @dataclass
 class _Flow(Generic[T]):
-    start: float  # where its next item begins on the clock of its client
-    items: deque[tuple[float, T]] = field(default_factory=deque)  # with its cost
+    start: float  # start tag of its next item, on its client's clock
+    items: deque[tuple[float, T]] = field(default_factory=deque)  # with their costs
 
     @property
     def finish(self) -> float:
@@ -37,13 +37,13 @@ class _Flow(Generic[T]):
 
 @dataclass
 class _Client(Generic[T]):
-    start: float  # where its next item begins on the clock of all
+    start: float  # start tag of its next item, on the common clock
     clock: float = 0.0
     flows: dict[Ticket, _Flow[T]] = field(default_factory=dict)
 
 
 class FairQueue(Generic[T]):
-    """Items with a cost, given out fairly. Not safe between threads: its owner has a lock.
+    """Items with a cost, in fair order. Not thread-safe: the owner has a lock.
 
     >>> queue, greedy, modest = FairQueue[str](), Ticket("a"), Ticket("b")
     >>> for item in ("a1", "a2", "a3"):
@@ -57,18 +57,18 @@ class FairQueue(Generic[T]):
         self._clients: dict[str, _Client[T]] = {}
         self._clock = 0.0
         self._count = 0
-        self.cost = 0.0  # of all that wait
+        self.cost = 0.0  # of all items
 
     def __len__(self) -> int:
         return self._count
 
     def waiting(self, client: str) -> int:
-        """Items of one client."""
+        """Number of items of a client."""
         known = self._clients.get(client)
         return sum(len(flow.items) for flow in known.flows.values()) if known else 0
 
     def push(self, ticket: Ticket, cost: float, item: T) -> None:
-        """Behind what the same request has waiting."""
+        """Add an item, behind others of the same request."""
         client = self._clients.setdefault(ticket.client, _Client(self._clock))
         flow = client.flows.setdefault(ticket, _Flow(client.clock))
         flow.items.append((cost, item))
@@ -76,7 +76,7 @@ class FairQueue(Generic[T]):
         self.cost += cost
 
     def pop(self, fits: Callable[[float], bool] = lambda cost: True) -> T | None:
-        """The next item whose cost fits; None where there is none."""
+        """The next item whose cost `fits`; None if there is none."""
         best: tuple[float, _Client[T], Ticket] | None = None
         for client in self._clients.values():
             heads = [
@@ -92,7 +92,7 @@ class FairQueue(Generic[T]):
         return None if best is None else self._serve(*best)
 
     def drop(self, ticket: Ticket) -> Iterator[T]:
-        """Everything that a request has waiting is taken out."""
+        """Remove and yield all items of a request."""
         client = self._clients.get(ticket.client)
         flow = client.flows.pop(ticket, None) if client else None
         if client is not None and not client.flows:

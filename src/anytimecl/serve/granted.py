@@ -1,6 +1,6 @@
-"""Tokens that were granted while the service ran, in a file beside its first memory.
+"""Tokens granted at run time, in a file beside the first memory.
 
-The file holds digests and no token: whoever reads it can ask for nothing with it.
+The file has digests only, which are useless as tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class GrantedToken:
-    """A token as it is kept."""
+    """A stored token."""
 
     name: str
     digest: bytes
@@ -32,7 +32,7 @@ class GrantedToken:
 
 
 class Granted:
-    """What was granted and not revoked; without a folder, for as long as the process lives.
+    """Tokens granted and not revoked; without a folder, in RAM only.
 
     >>> granted = Granted(None)
     >>> token = granted.add("camera", "write", ["cats"])
@@ -59,7 +59,7 @@ class Granted:
         right: Literal["read", "write", "admin"],
         memories: Collection[str] | None,
     ) -> str | None:
-        """A new token, told this once; None where there is one of that name."""
+        """Create a token, which cannot be read later; None if the name is taken."""
         token = secrets.token_hex(24)
         digest = hashlib.sha256(token.encode()).digest()
         chosen = None if memories is None else frozenset(memories)
@@ -70,7 +70,7 @@ class Granted:
         return token
 
     def revoke(self, name: str) -> bool:
-        """Whether there was a token of that name; it is worth nothing from now on."""
+        """Revoke a token; returns whether it existed."""
         with self._lock:
             left = tuple(one for one in self._tokens if one.name != name)
             found = len(left) < len(self._tokens)
@@ -79,7 +79,7 @@ class Granted:
             return found
 
     def drop_memory(self, memory: str) -> None:
-        """The memory is gone: a later one of its name is not for those who had this one."""
+        """Revoke access to a deleted memory, so that a new one of its name is not accessible."""
         with self._lock:
             left = [
                 replace(one, memories=one.memories - {memory}) if one.memories else one
@@ -88,7 +88,7 @@ class Granted:
             self._write(tuple(one for one in left if one.memories is None or one.memories))
 
     def _write(self, tokens: tuple[GrantedToken, ...]) -> None:
-        """On disk first: what is revoked stays so after a crash."""
+        """To disk first, so that a revoked token stays revoked after a crash."""
         if self._path is not None and tokens != self._tokens:
             content = {"version": VERSION, "tokens": [_plain(one) for one in tokens]}
             try:

@@ -1,4 +1,4 @@
-"""Before every route: who may ask, how much, how fast. After it: what every answer carries."""
+"""Middleware: authentication, rights and limits of requests; headers of responses."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from anytimecl.serve.tokens import EVERYTHING, AccessTokens, Grant, name_of
 
 log = logging.getLogger("anytimecl.serve")
 NOBODY = Grant("", "read", frozenset())
-REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")  # that a client may choose
-ELSEWHERE = frozenset({"cross-site", "same-site"})  # where a browser says a request is from
-LEAVING = 0.05  # seconds, in which a request ends whose connection was closed to make room
-SMALL = 16  # an upload is small if so many of it fit into the largest
-GONE = 499  # what logs call a request whose client did not wait for the answer
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")  # accepted from clients
+ELSEWHERE = frozenset({"cross-site", "same-site"})  # values of Sec-Fetch-Site
+LEAVING = 0.05  # seconds for requests to end whose connections were closed to make room
+SMALL = 16  # uploads below 1 / SMALL of the largest allowed are small
+GONE = 499  # logged status if the client disconnected before the response
 METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})
 
 SECURITY = {
@@ -52,7 +52,7 @@ SECURITY = {
 
 
 class Guard:
-    """The app, guarded."""
+    """The app behind its checks."""
 
     def __init__(
         self,
@@ -65,15 +65,15 @@ class Guard:
     ) -> None:
         self.app = app
         self._read_only = read_only
-        self._under_way = 0  # requests
+        self._under_way = 0  # number of requests
         self._tokens = tokens
         self._options = options
         self._metrics = metrics
         self._rates = Rates(options.per_second, options.burst)
-        self._uploading: Counter[str] = Counter()  # bytes of requests under way, by client
+        self._uploading: Counter[str] = Counter()  # bytes of current requests, by client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
+        """ASGI entry point."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
@@ -92,7 +92,7 @@ class Guard:
             await self._traced(scope, body, answer)
         except Problem as problem:
             if not answer.started:
-                # Whoever is turned away may still be sending: that connection is not used again.
+                # The client may still be sending, so the connection cannot be reused.
                 problem.headers["connection"] = "close"
                 await respond(problem)(scope, receive, answer.send)
         except ClientDisconnect:
@@ -122,9 +122,9 @@ class Guard:
                 span.set_attribute("http.response.status_code", answer.status)
 
     async def _pass_on(self, scope: Scope, body: _Body, answer: _Answer) -> None:
-        """To the app, as long as there is somebody to answer to.
+        """Call the app; cancel it if the client disconnects.
 
-        HEAD is answered as GET would be, without the body.
+        HEAD is answered like GET, without the body.
         """
         head = scope["method"] == "HEAD"
         asked = {**scope, "method": "GET"} if head else scope
@@ -134,26 +134,26 @@ class Guard:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
             scope["route"] = asked.get("route")
             if head and not work.done():
-                await answer.end()  # a stream would never end by itself
+                await answer.end()  # a stream does not end by itself
                 work.cancel()
             elif not work.done() and not answer.started:
                 work.cancel()
                 answer.status = GONE
             await work
         except asyncio.CancelledError:
-            if not work.cancelled():  # the server itself gives up
+            if not work.cancelled():  # the server cancelled this
                 work.cancel()
                 raise
         finally:
             gone.cancel()
 
     def _count(self, scope: Scope, answer: _Answer) -> None:
-        """Under names of our own: a client could invent any number of methods and paths."""
+        """Metrics and logs; unknown methods and paths, which could be any number, are "other"."""
         method = scope["method"] if scope["method"] in METHODS else "other"
         route = getattr(scope.get("route"), "path", "other")
         seconds, status = time.monotonic() - answer.began, str(answer.status)
         self._metrics.requests.labels(method, route, status).observe(seconds)
-        # By the answer: the app turns most of its own refusals into one before they come here.
+        # By status: most of the app's errors are responses by now, not exceptions.
         if answer.status in REFUSALS:
             self._metrics.refused.labels(status).inc()
         if access.isEnabledFor(logging.INFO):
@@ -167,7 +167,7 @@ class Guard:
             access.info("answered", extra={"fields": fields, "request": answer.identity})
 
     def _admit(self, scope: Scope, identity: str) -> Asker:
-        """Who asks, if it may ask this."""
+        """Check limits, origin and token; returns the client."""
         headers = Headers(scope=scope)
         method, path = scope["method"], scope["path"]
         authorization = headers.get("authorization", "")
@@ -175,10 +175,10 @@ class Guard:
         client = name = str((scope.get("client") or ("unknown",))[0])
         if self._tokens and grant is not None:
             client, name = name_of(authorization), grant.name
-        if path not in HEALTH:  # whoever asks whether it lives is always told
+        if path not in HEALTH:  # health checks are always answered
             if self._under_way > self._options.connections:
                 raise Busy("Too many requests at once; ask again later.", 1)
-            # A tab asks for all files of the page at once, and they cost nothing.
+            # A tab loads all files of the page at once, and they cost nothing.
             if path not in ASSETS and (wait := self._rates.wait(client)):
                 raise Busy("You ask too often; ask again later.", wait)
         if not self._tokens:
@@ -193,7 +193,7 @@ class Guard:
         return Asker(client, name, identity, grant or NOBODY, allowed)
 
     def _still_may(self, authorization: str, need: Need) -> bool:
-        """For streams, which outlast what was true when they began."""
+        """Whether the token is still valid; streams check it again while they last."""
         if need.right is None or not self._tokens:
             return True
         grant = self._tokens.find(authorization)
@@ -204,7 +204,7 @@ class Guard:
             return
         if grant is None:
             raise Problem(401, "Send a token: Authorization: Bearer ...", www_authenticate="Bearer")
-        if not grant.covers(need.memories):  # the same whether there is such a memory or not
+        if not grant.covers(need.memories):  # does not reveal whether the memory exists
             raise Problem(403, "This token is not for this memory.")
         if not grant.includes(need.right):
             raise Problem(403, f"This token may only {grant.right}; it takes one that may do more.")
@@ -212,10 +212,10 @@ class Guard:
             raise Problem(403, "This service only reads: nothing can be taught or changed here.")
 
     def take(self, client: str, count: int, size: int) -> None:
-        """Count bytes of an upload, which has this size so far, against what all may hold together.
+        """Count received bytes of an upload with `size` bytes so far; raises Busy beyond the limit.
 
-        The last quarter is for small ones, and the last eighth for clients that have little: who
-        sends much, and slowly, keeps out others who do so, and nobody else.
+        The last quarter is reserved for small uploads, and the last eighth for clients with little:
+        slow, large uploads do not block the others.
         """
         self._uploading[client] += count
         room, taken = self._options.uploads_bytes, self._uploading.total()
@@ -225,19 +225,19 @@ class Guard:
             raise Busy("Too much is being uploaded at once; ask again later.", 2)
 
     def give_back(self, client: str, size: int) -> None:
-        """So much of an upload is over."""
+        """Subtract `size` bytes of a finished upload."""
         self._uploading[client] -= size
         if not self._uploading[client]:
             del self._uploading[client]
 
     @property
     def options(self) -> Options:
-        """Its limits."""
+        """The service's limits."""
         return self._options
 
 
 class _Body:
-    """The body of a request, bounded in size and time."""
+    """The body of a request, limited in size and time."""
 
     def __init__(self, guard: Guard, receive: Receive) -> None:
         self._guard, self._receive = guard, receive
@@ -247,19 +247,19 @@ class _Body:
         self.size = 0
 
     async def gone(self) -> None:
-        """Returns when the client has closed its connection, having sent everything."""
+        """Returns when the client disconnects after sending the whole body."""
         await self._complete.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
     def expect(self, length: str | None) -> None:
-        """Refuse by the head alone what is said to be too large."""
+        """Reject a body by its Content-Length."""
         if length is not None and length.isdecimal():
             self._check(int(length))
 
     async def receive(self) -> Message:
-        """As ASGI has it."""
-        if self._complete.is_set():  # now it only waits for the client to go away
+        """ASGI receive."""
+        if self._complete.is_set():  # only a disconnect can follow
             return await self._receive()
         try:
             left = self._deadline - time.monotonic()
@@ -271,7 +271,7 @@ class _Body:
             self.size += size
             try:
                 self._guard.take(self.client, size, self.size)
-            except Busy:  # at once, or what comes in the same moment is refused for the sake of it
+            except Busy:  # at once, else a concurrent upload is rejected because of it
                 self._guard.give_back(self.client, self.size)
                 self.size = 0
                 raise
@@ -287,7 +287,7 @@ class _Body:
 
 
 class _Answer:
-    """The answer to a request, with the headers that every one carries."""
+    """The response, with the headers that every response has."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
@@ -300,7 +300,7 @@ class _Answer:
         self.status = 0
 
     async def send(self, message: Message) -> None:
-        """As ASGI has it."""
+        """ASGI send."""
         if message["type"] == "http.response.start":
             self.started = True
             self.status = message["status"]
@@ -314,32 +314,32 @@ class _Answer:
             self.begun.set()
 
     async def end(self) -> None:
-        """Nothing more will come."""
+        """Send the end of the body."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _check_host(host: str) -> None:
-    """Without tokens only this machine may ask, and by a name that is its own.
+    """Without tokens, only requests to a loopback host name are allowed.
 
-    A foreign page can have its own name resolve to this machine; the name gives it away.
+    This prevents DNS rebinding, where another site's name resolves to this machine.
     """
     try:
         name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:  # not even a name
+    except ValueError:  # malformed
         name = ""
     if not is_loopback(name):
         raise Problem(403, "Without tokens the service answers to localhost alone.")
 
 
 def _check_origin(headers: Headers) -> None:
-    """A page from elsewhere may not change anything, even if the browser would let it ask."""
+    """Reject changes from pages of other origins, even if the browser would send them."""
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != headers.get("host", ""):
         raise Problem(403, "Requests from pages of other origins are refused.")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the name or address is this machine's own.
+    """Whether a host name or address is this machine's own.
 
     >>> is_loopback("localhost"), is_loopback("::1"), is_loopback("0.0.0.0")
     (True, True, False)

@@ -1,7 +1,7 @@
-"""Who was right before each lesson: what the page's chart and the metrics show.
+"""Outcomes: which models were right before each update, for the page's chart and the metrics.
 
-It lies beside the memory and holds numbers alone, no label and no image, so that what is forgotten
-leaves nothing here. Losing it costs the chart and nothing else.
+The file beside the memory has numbers only, no labels or images, so nothing has to be removed from
+it when an example is forgotten. Nothing but the chart depends on it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import IO, NamedTuple
 from anytimecl.files import replacing
 
 FILE = "outcomes.csv"
-KEPT = 2_000  # lessons
-WINDOW = 50  # lessons that a running accuracy is taken over
+KEPT = 2_000  # outcomes
+WINDOW = 50  # outcomes in a running accuracy
 log = logging.getLogger("anytimecl.serve")
 
 
 class Outcome(NamedTuple):
-    """A lesson, and who had been right about it."""
+    """An example, and whether each prediction was right before it was learned."""
 
     example: int
-    right: bool  # the blend
+    right: bool  # the blended prediction
     tuned: bool
     original: bool
 
 
 class History:
-    """The latest outcomes, in RAM and, where a folder is given, in a file.
+    """The latest outcomes, in RAM and, if a folder is given, in a file.
 
     >>> history = History(None)
     >>> history.add(Outcome(1, True, False, True))
@@ -44,14 +44,14 @@ class History:
         self._lock = threading.Lock()
         self._file: IO[str] | None = None
         if folder is not None:
-            with suppress(OSError):  # a chart is not worth a failure
+            with suppress(OSError):  # the service works without the chart
                 self._latest.extend(_read(folder / FILE))
                 if keep:
                     _rewrite(folder / FILE, list(self._latest))
                     self._file = (folder / FILE).open("a", encoding="ascii")
 
     def add(self, outcome: Outcome) -> None:
-        """One more."""
+        """Append an outcome."""
         with self._lock:
             self._latest.append(outcome)
             if self._file is not None:
@@ -65,12 +65,12 @@ class History:
                     self._file = None
 
     def latest(self, count: int = KEPT) -> list[Outcome]:
-        """In the order of learning."""
+        """The latest outcomes, oldest first."""
         with self._lock:
             return list(self._latest)[-count:]
 
     def accuracy(self) -> tuple[float, float, float] | None:
-        """Of blend, tuned and original before the update, over the last lessons."""
+        """Accuracies of blend, tuned and original model before updates, over the last WINDOW."""
         last = self.latest(WINDOW)
         if not last:
             return None
@@ -80,7 +80,7 @@ class History:
         return right, tuned, original
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             if self._file is not None:
                 with suppress(OSError):
@@ -97,7 +97,7 @@ def _read(file: Path) -> list[Outcome]:
     if file.exists():
         with file.open(encoding="ascii", errors="replace") as lines:
             for line in lines:
-                with suppress(ValueError):  # a line cut short by a crash
+                with suppress(ValueError):  # incomplete after a crash
                     example, *who = (int(word) for word in line.split(","))
                     if len(who) == 3:
                         found.append(Outcome(example, *(bool(value) for value in who)))
@@ -105,6 +105,6 @@ def _read(file: Path) -> list[Outcome]:
 
 
 def _rewrite(file: Path, outcomes: list[Outcome]) -> None:
-    """So that it stays bounded however often the service is started."""
+    """Drop old lines, so that the file stays bounded over restarts."""
     with replacing(file) as draft:
         draft.write_text("".join(_line(outcome) for outcome in outcomes), encoding="ascii")

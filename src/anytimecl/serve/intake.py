@@ -1,8 +1,8 @@
-"""From image files to tokens and from labels to vectors, for all memories on one model.
+"""From image files to tokens and from labels to vectors, for all memories of a model.
 
-Images are decoded by a few threads within a budget and encoded by one in batches. What a request
-has waiting is dropped when whoever asked has gone. Memories share all of it, so that one of them
-takes no more from another than one client from the next.
+Images are decoded by a few threads within a budget, and encoded in batches by one thread. When a
+client disconnects, its waiting images are dropped. Memories share the queues, which are fair
+between clients.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from anytimecl.serve.problems import Problem
 from anytimecl.thumbnails import thumbnail_of
 
 T = TypeVar("T")
-NAMES = 32  # labels embedded in one go
-ENOUGH = 3  # times the model's own size: from there on a resize shows no difference
-KNOWN = 10_000  # labels remembered as embedded; the vectors' own cache holds twice as many
-Decoded = tuple[Tensor, bytes | None]  # pixels [3, height, width], and a small picture
+NAMES = 32  # labels embedded per batch
+ENOUGH = 3  # times the model's input size: JPEGs are decoded at about this size
+KNOWN = 10_000  # labels known to be embedded; the cache of vectors holds twice as many
+Decoded = tuple[Tensor, bytes | None]  # pixels [3, height, width], and a thumbnail
 
 
 class Intake:
-    """The queues in front of a model, and the model behind them."""
+    """A model and the queues in front of it."""
 
     def __init__(self, backbone: Backbone, options: Options) -> None:
         self.backbone = backbone
@@ -47,7 +47,7 @@ class Intake:
             self._trunk,
             batch=options.encode_batch,
             waiting=options.encode_waiting,
-            # Elsewhere than on a CPU, a batch takes hardly longer than one image.
+            # On a GPU, a batch takes hardly longer than one image.
             bulk=2 if backbone.device.type == "cpu" else options.encode_batch,
             observe=self.metrics.observe_batch,
         )
@@ -55,7 +55,7 @@ class Intake:
             budget=SMALL * NAMES,
             waiting=options.name_waiting,
             waiting_pixels=NAMES * options.name_waiting,
-            threads=1,  # the text side alone would take every core
+            threads=1,  # the text encoder uses every core by itself
             what="labels",
         )
         self.decoder = Decoder(
@@ -63,17 +63,17 @@ class Intake:
             waiting=options.encode_waiting,
             waiting_pixels=options.waiting_pixels,
         )
-        self._named: set[tuple[tuple[str, ...] | None, str]] = set()  # whose vectors are at hand
+        self._named: set[tuple[tuple[str, ...] | None, str]] = set()  # those with cached vectors
         self._answers = ThreadPoolExecutor(2, "anytimecl-answer")
         self._looks = ThreadPoolExecutor(2, "anytimecl-look")
 
     @property
     def alive(self) -> bool:
-        """Whether every part works."""
+        """Whether all threads are running."""
         return self.decoder.alive and self.encoder.alive and self.names.alive
 
     def close(self) -> None:
-        """Finish what was taken on."""
+        """Finish the queues, then stop."""
         self.decoder.close()
         self.encoder.close()
         self.names.close()
@@ -81,16 +81,16 @@ class Intake:
         self._looks.shutdown()
 
     async def answer(self, work: Callable[[], T]) -> T:
-        """Reading that takes a moment, off the event loop: what predictions wait for."""
+        """Run short reading work in a thread; predictions use this."""
         return await asyncio.get_running_loop().run_in_executor(self._answers, work)
 
     async def look(self, work: Callable[[], T]) -> T:
-        """Reading that takes longer the more is stored; no prediction waits behind it."""
+        """Run work whose cost grows with the memory in threads that predictions do not use."""
         return await asyncio.get_running_loop().run_in_executor(self._looks, work)
 
     @contextmanager
     def ticket(self) -> Iterator[Ticket]:
-        """For the images of one request, which are dropped when it ends before they are done."""
+        """Ticket of a request; drops its waiting images at the end of the block."""
         ticket = Ticket(ASKER.get().client)
         try:
             yield ticket
@@ -100,9 +100,9 @@ class Intake:
             self.encoder.drop(ticket)
 
     async def name(self, labels: Sequence[str], templates: tuple[str, ...] | None) -> None:
-        """Have new labels embedded beforehand, a few at a time.
+        """Embed new labels, a few at a time.
 
-        A list of a thousand takes many seconds: whoever asks about known ones shall not wait.
+        A thousand labels take many seconds, during which other requests must not wait.
         """
         new = [label for label in labels if (templates, label) not in self._named]
         with self.ticket() as ticket:
@@ -113,14 +113,15 @@ class Intake:
                 await asyncio.wrap_future(embedded)
                 self._named.update((templates, label) for label in some)
         if len(self._named) > KNOWN:
-            self._named.clear()  # the cache behind it forgets too
+            self._named.clear()  # the cache of vectors evicts, too
 
     async def decode(
         self, images: Sequence[bytes | ImageError], ticket: Ticket, thumbnail: bool = False
     ) -> list[Decoded | ImageError]:
-        """Pixels of each, and a small picture if it is wanted; or its error.
+        """Pixels of each image, and a thumbnail if wanted; or its error.
 
-        Pixels, since a decoded image may be a hundred times as large, and many may wait.
+        Images are queued as the model's pixels, since decoded images may be a hundred times as
+        large.
         """
         with tracing.span("decode", images=len(images)):
             return await self._decode_all(images, ticket, thumbnail)
@@ -153,7 +154,7 @@ class Intake:
             futures: list[Future[Tensor]] = self.encoder.submit(ticket, pixels, lesson=lesson)
             return list(await asyncio.gather(*map(asyncio.wrap_future, futures)))
 
-    # Inside
+    # Private
 
     def _trunk(self, pixels: Tensor) -> Tensor:
         return self.backbone.trunk(pixels.to(self.backbone.device))
@@ -189,7 +190,7 @@ class Intake:
 
 
 async def _all(futures: Sequence[Future[T]]) -> list[T | ImageError]:
-    """Every result, or the error of the image that has none; any other error ends it."""
+    """All results or ImageErrors; raises any other error."""
     done = await asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
     results: list[T | ImageError] = []
     for one in done:

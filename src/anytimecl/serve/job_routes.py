@@ -1,4 +1,4 @@
-"""Jobs over HTTP: begun, listed, followed, called off."""
+"""HTTP routes to start, list, follow and cancel jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVENT_STREAM: dict[str, Any] = {
 
 
 def add(router: APIRouter, picked: Any) -> None:
-    """`picked` is the dependency that finds the memory of a request."""
+    """Add the routes; `picked` is the dependency that finds the memory of a request."""
 
     @router.post(
         "/consolidate",
@@ -45,14 +45,14 @@ def add(router: APIRouter, picked: Any) -> None:
         },
     )
     async def consolidate(request: Request, engine: Engine = picked) -> JobTold:
-        """Begins a job and answers at once. Predictions go on; lessons wait for its end."""
+        """Starts a job and returns at once. Predictions continue; learn requests wait."""
         body = await json_body(request)
         asked = parse(ConsolidateAsked, body) if body else ConsolidateAsked()
         return JobTold(**job_data(engine.consolidate(asked.epochs)))
 
     @router.get("/jobs", tags=["Jobs"], summary="Every job", responses=problem_responses(422))
     async def jobs(engine: Engine = picked) -> JobsTold:
-        """Newest first, as long as this process remembers them."""
+        """Newest first; jobs of this process only."""
         return JobsTold(jobs=[JobTold(**job_data(one)) for one in engine.jobs.all()])
 
     @router.delete(
@@ -63,7 +63,7 @@ def add(router: APIRouter, picked: Any) -> None:
         responses=problem_responses(404, 409, 422),
     )
     async def cancel(job: JobId, engine: Engine = picked) -> JobTold:
-        """It ends soon, and what is known stays as it was before it."""
+        """It ends soon, and the model stays as it was before the job."""
         found = engine.cancel(job)
         if found is None:
             raise Problem(404, "There is no such job; a restart forgets them.")
@@ -78,7 +78,7 @@ def add(router: APIRouter, picked: Any) -> None:
         responses=problem_responses(404, 422),
     )
     async def job(job: JobId, engine: Engine = picked) -> JobTold:
-        """As long as this process remembers it."""
+        """Jobs of this process only."""
         found = engine.jobs.get(job)
         if found is None:
             raise Problem(404, "There is no such job; a restart forgets them.")
@@ -92,7 +92,7 @@ def add(router: APIRouter, picked: Any) -> None:
         responses=problem_responses(404, 422) | {200: EVENT_STREAM},
     )
     async def job_events(job: JobId, engine: Engine = picked) -> StreamingResponse:
-        """An event whenever it moved, until it is over."""
+        """An event for each change, until the job ends."""
         if engine.jobs.get(job) is None:
             raise Problem(404, "There is no such job; a restart forgets them.")
         place = engine.broadcast.join()
@@ -102,7 +102,7 @@ def add(router: APIRouter, picked: Any) -> None:
 async def _follow(
     engine: Engine, identity: str, place: Listener, pause: float = 0.2
 ) -> AsyncIterator[bytes]:
-    """`place` is held as long as this goes on."""
+    """`place` is held while this runs."""
     told, quiet, allowed = None, 0.0, ASKER.get().allowed
     while allowed() and (job := engine.jobs.get(identity)) is not None:
         if job != told:

@@ -1,4 +1,4 @@
-"""Work that takes longer than a request should: consolidation."""
+"""Work that takes longer than a request: consolidation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Literal
 
-KEPT = 100  # jobs that are over and can still be asked about
+KEPT = 100  # jobs
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """Where a job stands.
+    """State of a job.
 
     >>> Job("a1", "consolidate").state
     'queued'
@@ -24,24 +24,24 @@ class Job:
     kind: str
     state: State = "queued"
     done: int = 0  # steps
-    steps: int = 0  # 0 while it is not known
+    steps: int = 0  # 0 while unknown
     error: str | None = None
 
     @property
     def over(self) -> bool:
-        """Whether it will change no more."""
+        """Whether it has ended."""
         return self.state in ("done", "failed", "cancelled")
 
 
 class Jobs:
-    """Every job of this process, from any thread."""
+    """All jobs of this process; thread-safe."""
 
     def __init__(self) -> None:
         self._jobs: OrderedDict[str, Job] = OrderedDict()
         self._lock = threading.Lock()
 
     def begin(self, kind: str) -> Job | None:
-        """A new job, or None while there is one of its kind."""
+        """Add a job; None if one of its kind has not ended."""
         with self._lock:
             if any(job.kind == kind and not job.over for job in self._jobs.values()):
                 return None
@@ -52,28 +52,28 @@ class Jobs:
             return job
 
     def change(self, identity: str, **changes: object) -> Job:
-        """It is elsewhere now."""
+        """Update fields of a job."""
         with self._lock:
             job = replace(self._jobs[identity], **changes)  # type: ignore[arg-type]
             self._jobs[identity] = job
             return job
 
     def drop(self, identity: str) -> None:
-        """It never was."""
+        """Remove a job that could not be started."""
         with self._lock:
             self._jobs.pop(identity, None)
 
     def get(self, identity: str) -> Job | None:
-        """The job, if it is known."""
+        """The job, or None."""
         with self._lock:
             return self._jobs.get(identity)
 
     def all(self) -> list[Job]:
-        """Newest first."""
+        """All jobs, newest first."""
         with self._lock:
             return list(reversed(self._jobs.values()))
 
     def latest(self) -> Job | None:
-        """The newest, if there is one."""
+        """The newest job, or None."""
         with self._lock:
             return next(reversed(self._jobs.values()), None)

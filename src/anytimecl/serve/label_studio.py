@@ -1,9 +1,8 @@
-"""Label Studio talks to this service as to any of its ML backends: give it <address>/label-studio.
+"""A Label Studio ML backend, at <address>/label-studio.
 
-It asks for predictions of a project's tasks, and tells of annotations: what is created is learned,
-what is changed is relabelled, what is deleted is forgotten. Pictures are fetched from the one Label
-Studio that the service was told of, and from nowhere else: a task could otherwise have the service
-ask its own network for anything.
+It predicts tasks and handles webhooks: created annotations are learned, updated ones relabelled,
+deleted ones forgotten. Pictures are fetched only from the Label Studio given to the service;
+otherwise a task could make the service request any address in its network (SSRF).
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ MODEL_VERSION = f"anytimecl-{__version__}"
 CREATED, UPDATED = "ANNOTATION_CREATED", "ANNOTATION_UPDATED"
 DELETED = ("ANNOTATION_DELETED", "ANNOTATIONS_DELETED")
 LONGEST_CONFIG = 1_000_000  # characters
-MOST = 1_000  # examples of one annotation, annotations of one message
+MOST = 1_000  # examples per annotation, annotations per message
 
 
 class Control(NamedTuple):
-    """The part of a project's labelling interface that is answered: choices about an image."""
+    """The supported part of a labelling interface: choices about an image."""
 
     name: str
     to_name: str
@@ -55,7 +54,7 @@ class Task(BaseModel):
 
 
 class PredictTasks(BaseModel):
-    """What Label Studio sends to have tasks predicted."""
+    """A prediction request of Label Studio."""
 
     tasks: list[Task] = Field(max_length=IMAGES)
     label_config: str = Field(
@@ -64,7 +63,7 @@ class PredictTasks(BaseModel):
 
 
 class LearnedTold(BaseModel):
-    """An example, and whether it was there before."""
+    """An example, and whether it was learned before."""
 
     id: int
     label: str
@@ -72,7 +71,7 @@ class LearnedTold(BaseModel):
 
 
 class WebhookTold(BaseModel):
-    """What became of a message."""
+    """What a message changed."""
 
     learned: list[LearnedTold] = []
     relabelled: list[RelabelTold] = []
@@ -80,10 +79,10 @@ class WebhookTold(BaseModel):
 
 
 class _Checked(APIRoute):
-    """What comes is looked at before it is parsed."""
+    """Checks JSON bodies before FastAPI parses them."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """As FastAPI has it."""
+        """Override of FastAPI's."""
         handle = super().get_route_handler()
 
         async def checked(request: Request) -> Response:
@@ -94,23 +93,23 @@ class _Checked(APIRoute):
 
 
 def make_router(engine: Engine, studio: LabelStudio) -> APIRouter:
-    """The routes that an ML backend has."""
+    """The routes of an ML backend."""
     router = APIRouter(prefix="/label-studio", tags=["Label Studio"], route_class=_Checked)
     responses = problem_responses(413, 422)
 
     @router.get("/health", summary="For Label Studio", responses=problem_responses())
     async def health() -> dict[str, str]:
-        """Whether the backend is there."""
+        """Liveness."""
         return {"status": "UP", "model_class": "AnytimeClassifier"}
 
     @router.post("/setup", summary="For Label Studio", responses=responses)
     async def setup(project: dict[str, Any] = Body(default={})) -> dict[str, str]:  # noqa: B008
-        """Tells the version of the model. The token that is sent along is not kept."""
+        """Returns the model's version. The token in the request is not stored."""
         return {"model_version": MODEL_VERSION}
 
     @router.post("/predict", summary="For Label Studio", responses=responses)
     async def predict(asked: PredictTasks) -> dict[str, Any]:
-        """One result for each task; a picture that cannot be read gets an empty one."""
+        """One result per task; empty for a picture that cannot be read."""
         control = find_control(asked.label_config)
         allowance = Allowance()
         addresses = [task.data.get(control.field) for task in asked.tasks]
@@ -123,9 +122,9 @@ def make_router(engine: Engine, studio: LabelStudio) -> APIRouter:
 
     @router.post("/webhook", status_code=201, summary="For Label Studio", responses=responses)
     async def webhook(event: dict[str, Any] = Body()) -> WebhookTold:  # noqa: B008
-        """Learns what is created, relabels what is updated, forgets what is deleted.
+        """Learns created, relabels updated and forgets deleted annotations.
 
-        However often it is told of the same, it is done once. Other messages are passed over.
+        Idempotent. Other messages are ignored.
         """
         action = event.get("action")
         if action in DELETED:
@@ -147,9 +146,9 @@ def make_router(engine: Engine, studio: LabelStudio) -> APIRouter:
         key = "label-studio:" + hashlib.sha256(told.encode()).hexdigest()
         lesson = Lesson(
             image,
-            choices[0],  # an image has one label: of several choices the first
+            choices[0],  # an image has one label: the first of several choices
             key=None if annotation is None else key,
-            content=b"",  # the picture behind the same address may have changed
+            content=b"",  # the picture at this address may have changed
             source=_source(annotation, address),
         )
         done = await engine.learn(lesson)
@@ -160,11 +159,11 @@ def make_router(engine: Engine, studio: LabelStudio) -> APIRouter:
     return router
 
 
-# An example is found again by its source, which goes with it when it is forgotten.
+# Examples are found by their source, which is deleted with them.
 
 
 def _source(annotation: Any, address: Any) -> str:
-    """What a picture is called.
+    """The source that a picture is stored under.
 
     >>> _source(11, "/data/upload/1-my%20cat.png?d=3")
     'label-studio/annotation-11/1-my cat.png'
@@ -179,7 +178,7 @@ def _prefix(annotation: Any) -> str:
 
 
 async def _examples_of(engine: Engine, annotation: Any) -> list[int]:
-    """What an annotation taught, as far as it is still there."""
+    """Stored examples of an annotation."""
     if not isinstance(annotation, int):
         return []
     found = await engine.answer(
@@ -189,7 +188,7 @@ async def _examples_of(engine: Engine, annotation: Any) -> list[int]:
 
 
 async def _relabel(engine: Engine, examples: Sequence[int], label: str) -> list[RelabelTold]:
-    """Those that have another label; who asks twice changes nothing the second time."""
+    """Relabel examples with another label; idempotent."""
 
     def relabel() -> list[RelabelTold]:
         changed = []
@@ -214,20 +213,20 @@ async def _forget(engine: Engine, annotations: Sequence[Any]) -> int:
 
 
 def _deleted(event: Mapping[str, Any]) -> list[Any]:
-    """The annotations of a message about deleted ones."""
+    """Ids of the deleted annotations in a message."""
     several = event.get("annotations")
     found = several if isinstance(several, list) else [event.get("annotation")]
     return [_inside(one, "id") for one in found[:MOST]]
 
 
 def find_control(config: str) -> Control:
-    """The first choices about an image in a labelling interface.
+    """The first <Choices> about an <Image> in a labelling interface.
 
     >>> find_control('<View><Image name="i" value="$url"/><Choices name="c" toName="i">'
     ...              '<Choice value="cat"/></Choices></View>')
     Control(name='c', to_name='i', field='url', labels=('cat',))
     """
-    if "<!" in config.replace("<!--", ""):  # entities grow without a bound
+    if "<!" in config.replace("<!--", ""):  # entities can expand without bound
         raise Problem(422, "A labelling interface has no declarations.")
     try:
         root = ElementTree.fromstring(config)
@@ -246,7 +245,7 @@ def find_control(config: str) -> Control:
 
 
 def chosen(event: Mapping[str, Any], control: Control) -> list[str]:
-    """The choices that a person made."""
+    """The choices in an annotation."""
     found: list[str] = []
     result = _inside(event, "annotation", "result")
     for part in result if isinstance(result, list) else ():
@@ -274,7 +273,7 @@ def _result(control: Control, prediction: Prediction | ImageError) -> dict[str, 
 
 
 def _inside(value: Any, *path: str) -> Any:
-    """A value deep inside a foreign message; None where it is not there."""
+    """A nested value of a foreign message; None if it is missing."""
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value

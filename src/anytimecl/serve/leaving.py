@@ -1,4 +1,4 @@
-"""Files that are sent and kept nowhere: who hangs up leaves nothing on the disk."""
+"""Files that are sent once: nothing stays on disk, even if the client disconnects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHUNK = 1 << 20  # bytes
 
 
 class OpenFile:
-    """A file that may be removed at once: it is gone for good when nobody holds this.
+    """An open file, which may be unlinked at once; its space is freed with this object.
 
     >>> with tempfile.TemporaryDirectory() as made:
     ...     path = Path(made) / "a"
@@ -31,14 +31,14 @@ class OpenFile:
         weakref.finalize(self, self._file.close)
 
     def parts(self) -> Iterator[bytes]:
-        """All of it, piece by piece; once."""
+        """The content in chunks; once."""
         while part := self._file.read(CHUNK):
             yield part
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder that is gone when the block ends."""
+    """A temporary folder, removed at the end of the block."""
     try:
         with tempfile.TemporaryDirectory(prefix="anytimecl-") as made:
             yield Path(made)

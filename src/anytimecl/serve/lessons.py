@@ -1,4 +1,4 @@
-"""What is taught over HTTP, and what became of it."""
+"""Learn requests and their results."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from anytimecl.serve.problems import Problem
 
 @dataclass(frozen=True)
 class Lesson:
-    """An image to learn; an error in its place where it could not even be received."""
+    """An image to learn; or an error if the image could not be received."""
 
     image: bytes | ImageError
     label: str
     candidates: Sequence[str] | None = None
     key: str | None = None
-    content: bytes | None = None  # what a retry must have in common; else the image
-    source: str | None = None  # what the image is called
+    content: bytes | None = None  # what a retry must repeat; by default the image
+    source: str | None = None  # the image's name
 
 
 @dataclass(frozen=True)
 class Taught:
-    """What became of a lesson."""
+    """Result of learning an image."""
 
     id: int
     label: str
-    repeated: bool  # its key or the very same was known, so nothing was learned again
-    outcome: Outcome | None  # None where it was repeated
-    replaced: str | None = None  # the label that this image had before, if another
-    event: int | None = None  # of the memory; None where it was repeated
+    repeated: bool  # the key or the labelled image was known: nothing was learned
+    outcome: Outcome | None  # None if repeated
+    replaced: str | None = None  # the image's previous label, if different
+    event: int | None = None  # number in the memory's journal; None if repeated
 
 
 class ReadyLesson(NamedTuple):
-    """A lesson that makes sense, and is not known yet."""
+    """A validated learn request whose key is new."""
 
     image: bytes
     label: str  # clean
@@ -61,7 +61,7 @@ def cleaned(label: str, candidates: Sequence[str] | None) -> tuple[str, Sequence
 def request_key(
     key: str | None, content: bytes, label: str, candidates: Sequence[str] | None
 ) -> RequestKey | None:
-    """The key together with all that a retry repeats."""
+    """The key with everything that a retry must repeat."""
     if key is None:
         return None
     about = json.dumps([label, None if candidates is None else list(candidates)])
@@ -69,11 +69,11 @@ def request_key(
 
 
 def known(memory: Store, key: RequestKey | None, label: str) -> Taught | None:
-    """What the key taught before, even if that is forgotten."""
+    """Earlier result of this key, even if its example was forgotten."""
     if key is None:
         return None
     used, example = memory.used_key(key), memory.has_key(key)
-    if used is not None and used.content == key.content:  # whatever became of its example since
+    if used is not None and used.content == key.content:  # even if its example was changed since
         return Taught(used.example, label, repeated=True, outcome=None)
     if example is not None and (taught := memory.example(example).label) != label:
         raise Problem(

@@ -1,6 +1,6 @@
-"""Logs for people or, as JSON, for programs; each line with the request it is about.
+"""Logs as text or JSON, each line with its request id.
 
-No label, no image and no token is ever logged: a request is named by its route.
+Labels, images and tokens are never logged; requests are logged by route.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ access = logging.getLogger("anytimecl.access")
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line.
+    """One JSON object per line.
 
     >>> record = logging.makeLogRecord({"msg": "hello", "levelname": "INFO", "created": 0})
     >>> JsonFormatter().format(record)
@@ -27,7 +27,7 @@ class JsonFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """As logging has it."""
+        """Override of logging's."""
         told: dict[str, Any] = {
             "time": moment(record.created),
             "level": record.levelname,
@@ -42,13 +42,13 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """One line, with the request at its end."""
+    """One line, with the request id at its end."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        """As logging has it."""
+        """Override of logging's."""
         request = getattr(record, "request", "") or ASKER.get().request
         fields = getattr(record, "fields", {})
         words = [f"{name}={value}" for name, value in fields.items()]
@@ -58,18 +58,18 @@ class TextFormatter(logging.Formatter):
 
 
 def set_up(kind: Format, *, access_log: bool) -> None:
-    """For the whole process, on standard error."""
+    """Configure logging of the process, to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if kind == "json" else TextFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     access.setLevel(logging.INFO if access_log else logging.WARNING)
-    logging.captureWarnings(True)  # threads warn too, and nobody shows it otherwise
+    logging.captureWarnings(True)  # warnings of threads are not shown otherwise
     warnings.simplefilter("default")
-    # Whoever sends broken forms, or hangs up in the middle of one, could fill the log with these.
+    # Clients that send broken or incomplete forms could fill the log with these.
     warnings.simplefilter("ignore", ResourceWarning)
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 def moment(seconds: float) -> str:
-    """A time as ISO 8601 has it, in UTC."""
+    """A time in ISO 8601, UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

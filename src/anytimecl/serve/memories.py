@@ -1,7 +1,7 @@
-"""Every memory of a service by name, all on one model.
+"""The memories of a service by name, with one model.
 
-The first is always open. Of the others, those asked about of late are: an open memory holds its
-tuned weights in RAM, a closed one nothing, and opening one takes a fraction of a second.
+The first is always open; of the others, the most recently used ones are. An open memory has its
+tuned weights in RAM; opening one takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from anytimecl.serve.tokens import MEMORY_NAME
 from anytimecl.serve.turns import STOPPING
 
 log = logging.getLogger("anytimecl.serve")
-Opener = Callable[[Path], AnytimeClassifier]  # makes the memory where there is none
-DELETED = ".deleted-"  # what a folder is called while it is being removed
+Opener = Callable[[Path], AnytimeClassifier]  # creates the memory if it does not exist
+DELETED = ".deleted-"  # prefix of a folder's name while it is removed
 
 
 @dataclass
 class _Slot:
-    """A memory that is open, or about to be."""
+    """A memory that is open or being opened."""
 
     opening: asyncio.Task[Engine]
     users: int = 0
@@ -45,14 +45,14 @@ class _Slot:
         return not self.users and self.opening.done() and self.opening.result().idle
 
     async def engine(self) -> Engine:
-        """When it is open. Whoever waits may go away; the others go on waiting."""
+        """Wait until it is open. Cancelling one caller does not affect the others."""
         return await asyncio.shield(self.opening)
 
 
 class Memories:
-    """The first memory and, where a folder is given, any number of others in it.
+    """The first memory and, if a folder is given, any number of others in it.
 
-    All of it lives on the event loop, but for `stop_soon`.
+    Must be used on the event loop, except for `stop_soon`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Memories:
         self.default = default
         self.options = default.options
         self._folder, self._opener = folder, opener
-        self._slots: OrderedDict[str, _Slot] = OrderedDict()  # used longest ago first
+        self._slots: OrderedDict[str, _Slot] = OrderedDict()  # least recently used first
         self._closing: dict[str, asyncio.Task[None]] = {}
         self._going: set[str] = set()  # being deleted
         self._stopping = False
@@ -70,42 +70,42 @@ class Memories:
             _sweep(folder)
 
     def names(self) -> list[str]:
-        """Every memory, the first one first."""
+        """Names of all memories, the first one first."""
         found = [] if self._folder is None else sorted(self._folder.glob(f"*/{FILE}"))
         names = [path.parent.name for path in found]
         others = [name for name in names if name != DEFAULT and MEMORY_NAME.fullmatch(name)]
         return [DEFAULT, *(name for name in others if name not in self._going)]
 
     def opened(self) -> dict[str, Engine]:
-        """Those that are open."""
-        slots = list(self._slots.items())  # at once, since threads ask too
+        """The open memories."""
+        slots = list(self._slots.items())  # a copy, since threads call this too
         done = {name: slot.opening for name, slot in slots if slot.opening.done()}
         good = {name: task.result() for name, task in done.items() if not _failed(task)}
         return {DEFAULT: self.default, **good}
 
     def disk_bytes(self, name: str) -> int:
-        """What a memory takes, all its files together; 0 for one in RAM."""
+        """Size of all files of a memory; 0 for one in RAM."""
         folder = self.default.folder if name == DEFAULT else self._path(name)
         if folder is None:
             return 0
         total = 0
         for path in folder.rglob("*"):
-            with suppress(OSError):  # it was replaced meanwhile
+            with suppress(OSError):  # it may have been replaced meanwhile
                 total += path.stat().st_size if path.is_file() else 0
         return total
 
     def not_ready(self) -> str | None:
-        """Why no work should be sent here; None if it should."""
+        """Why the service cannot accept work; None if it can."""
         for engine in self.opened().values():
             if why := engine.not_ready():
                 return why
         if self._folder is None or not self._folder.exists() or self.default.read_only:
             return None
-        return why_full(self._folder, self.options.disk_free)  # where others will be opened
+        return why_full(self._folder, self.options.disk_free)  # new memories are created here
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[Engine]:
-        """The memory, open as long as the block lasts."""
+        """A memory, which stays open during the block."""
         if name == DEFAULT:
             yield self.default
             return
@@ -119,7 +119,7 @@ class Memories:
             slot.users -= 1
 
     async def create(self, name: str) -> None:
-        """A memory with nothing in it."""
+        """Create an empty memory."""
         if self._folder is None or self._opener is None:
             raise Problem(
                 409, "This service has one memory. For more, start it with --memories FOLDER."
@@ -140,7 +140,7 @@ class Memories:
         await _even_if_nobody_waits(finish())
 
     async def delete(self, name: str) -> None:
-        """Remove a memory and all that it knows; what is under way in it is finished."""
+        """Delete a memory with everything in it, after its current requests."""
         if name == DEFAULT:
             raise Problem(409, "The first memory stays for as long as the service runs.")
         self._check(name)
@@ -148,13 +148,13 @@ class Memories:
         await _even_if_nobody_waits(self._delete(name))
 
     def stop_soon(self) -> None:
-        """Open nothing, and end what only listens; requests under way go on. From any thread."""
+        """Open no more memories, interrupt long jobs and end streams. From any thread."""
         self._stopping = True
         for engine in self.opened().values():
             engine.stop_soon()
 
     async def close(self) -> None:
-        """Finish what was taken on in every memory, and let go of them all."""
+        """Finish all queues, and close every memory."""
         self.stop_soon()
         for slot in list(self._slots.values()):
             await asyncio.wait([slot.opening])
@@ -166,7 +166,7 @@ class Memories:
         self._slots.clear()
         await asyncio.to_thread(self.default.close)
 
-    # Inside
+    # Private
 
     def _path(self, name: str) -> Path:
         assert self._folder is not None
@@ -180,7 +180,7 @@ class Memories:
             raise Problem(503, STOPPING, retry_after=5)
 
     def _begin(self, name: str) -> _Slot:
-        """Have it opened, once there is room and whoever had it has let it go."""
+        """Start opening a memory; an idle one is closed first if too many are open."""
         before: list[asyncio.Task[None]] = []
         if len(self._slots) >= self.options.open_memories:
             idle = next((name for name, slot in self._slots.items() if slot.idle), None)
@@ -197,7 +197,7 @@ class Memories:
 
         def done(task: asyncio.Task[Engine]) -> None:
             if _failed(task) and self._slots.get(name) is slot:
-                del self._slots[name]  # the next one tries again
+                del self._slots[name]  # the next request tries again
 
         slot.opening.add_done_callback(done)
         return slot
@@ -212,13 +212,13 @@ class Memories:
         return engine
 
     def _let_go(self, name: str) -> asyncio.Task[None]:
-        """Close a memory that nobody uses."""
+        """Close an idle memory."""
         engine = self._slots.pop(name).opening.result()
 
         async def close() -> None:
             try:
                 await asyncio.to_thread(engine.close)
-            except AnytimeError as error:  # the journal has what its checkpoint lacks
+            except AnytimeError as error:  # the journal has everything, so nothing is lost
                 log.error("the memory %s was closed without a checkpoint: %s", name, error)
             finally:
                 self._closing.pop(name, None)
@@ -236,7 +236,7 @@ class Memories:
                     slot.opening.result().stop_soon()
                     while slot.users:
                         await asyncio.sleep(0.02)
-                    if self._slots.get(name) is slot:  # nobody else has let it go meanwhile
+                    if self._slots.get(name) is slot:  # not closed meanwhile
                         await self._let_go(name)
             if name in self._closing:
                 await asyncio.wait([self._closing[name]])
@@ -248,7 +248,7 @@ class Memories:
 
 
 async def _even_if_nobody_waits(work: Coroutine[Any, Any, None]) -> None:
-    """Whoever asked for it may go away: what has begun is finished all the same."""
+    """Finish the work even if the caller is cancelled."""
     await asyncio.shield(asyncio.ensure_future(work))
 
 
@@ -257,7 +257,7 @@ def _failed(task: asyncio.Task[Engine]) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Under another name first: what a crash leaves of it is no memory."""
+    """Rename, then delete: a partly deleted folder is not mistaken for a memory after a crash."""
     going = folder.with_name(f"{DELETED}{folder.name}-{secrets.token_hex(4)}")
     try:
         folder.rename(going)
@@ -267,13 +267,13 @@ def _remove(folder: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what a crash left of memories that were being deleted."""
+    """Finish deletions that a crash interrupted."""
     for left in folder.glob(f"{DELETED}*"):
         shutil.rmtree(left, ignore_errors=True)
 
 
 def _give_back() -> None:
-    """What a closed memory held goes back to the system, where C's allocator can be told to."""
+    """Return freed memory to the operating system, if the C library supports it."""
     trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""What Prometheus reads."""
+"""Metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 if TYPE_CHECKING:
     from anytimecl.serve.engine import Engine
 
-# What a client asked for was not looked at. 422 is no refusal: it was, and made no sense.
+# Requests rejected before they were processed; 422 is not among them.
 REFUSALS = frozenset({401, 403, 408, 413, 415, 429})
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class Metrics:
-    """A registry of its own: two services in one process do not meet."""
+    """Metrics with a registry of their own, so several services can be in one process."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -73,12 +73,12 @@ class Metrics:
         self._listeners = Gauge("anytimecl_listeners", "Pages that listen.", registry=registry)
 
     def observe_batch(self, images: int, seconds: float) -> None:
-        """A batch went through the trunk."""
+        """Record a batch of the trunk."""
         self.batch_images.observe(images)
         self.encode.observe(seconds)
 
     def text(self, opened: Mapping[str, Engine]) -> bytes:
-        """Everything, as of now; of the memories that are open."""
+        """The current metrics as text; gauges of a memory only while it is open."""
         intake = next(iter(opened.values())).intake
         self._queue.labels("decoding").set(len(intake.decoder))
         self._queue.labels("images").set(len(intake.encoder))
@@ -87,7 +87,7 @@ class Metrics:
         self._resident.set(resident_bytes())
         self._open.set(len(opened))
         for gauge in (self._examples, self._labels, self._disk, self._accuracy):
-            gauge.clear()  # one that was closed is told of no more
+            gauge.clear()  # drops memories that were closed
         for name, engine in opened.items():
             self._tell(name, engine)
         free = [engine.disk_free() for engine in opened.values()]
@@ -106,7 +106,7 @@ class Metrics:
 
 
 def resident_bytes() -> int:
-    """RAM of this process, where the system tells; else 0."""
+    """RAM of this process; 0 if the system does not tell."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             pages = int(file.read().split()[1])

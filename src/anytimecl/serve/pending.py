@@ -1,4 +1,4 @@
-"""A consolidation that was promised and is not done yet, so that a restart can keep the promise."""
+"""A consolidation that is not finished, stored so that it is restarted with the service."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from anytimecl.errors import StoreError
 from anytimecl.files import replacing
 
 FILE = "consolidate.json"
-TRIES = 3  # after so many it may be what ends the process
+TRIES = 3  # then the job itself may be what crashes the process
 
 
 class Promise(NamedTuple):
-    """How long to practise, and how often that was begun."""
+    """Number of epochs, and how often the job was started."""
 
     epochs: int
     begun: int
 
 
 class Pending:
-    """At most one promise, beside the memory; without a folder, none is kept.
+    """At most one job, in a file beside the memory; without a folder, nothing is stored.
 
     >>> Pending(None).read() is None
     True
@@ -32,7 +32,7 @@ class Pending:
         self._file = None if folder is None else folder / FILE
 
     def read(self) -> Promise | None:
-        """What is still to be done; None where there is nothing, or where it was tried enough."""
+        """The unfinished job; None if there is none or it was tried too often."""
         if self._file is None:
             return None
         try:
@@ -43,7 +43,7 @@ class Pending:
         return promise if promise.epochs >= 1 and promise.begun < TRIES else None
 
     def write(self, promise: Promise) -> None:
-        """It is to be done."""
+        """Store a job."""
         if self._file is None:
             return
         try:
@@ -55,7 +55,7 @@ class Pending:
             ) from error
 
     def clear(self) -> None:
-        """It is done, or will never be."""
+        """Remove the job."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.unlink(missing_ok=True)

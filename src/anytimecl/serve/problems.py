@@ -1,4 +1,4 @@
-"""Every error as application/problem+json (RFC 9457), and never a stack trace."""
+"""Errors as application/problem+json (RFC 9457), without stack traces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class Problem(Exception):
-    """An answer that is not the one hoped for."""
+    """An error response."""
 
     def __init__(
         self, status: int, detail: str, *, retry_after: float | None = None, **headers: str
@@ -41,14 +41,14 @@ class Problem(Exception):
 
 
 class Busy(Problem):
-    """Back-pressure: nothing was taken on, so asking again is safe."""
+    """Back-pressure (429): nothing was accepted, so a retry is safe."""
 
     def __init__(self, detail: str, retry_after: float) -> None:
         super().__init__(429, detail, retry_after=retry_after)
 
 
 def respond(problem: Problem) -> JSONResponse:
-    """The response that tells of a problem."""
+    """The response for a problem."""
     content: dict[str, Any] = {
         "type": "about:blank",
         "title": HTTPStatus(problem.status).phrase,
@@ -60,7 +60,7 @@ def respond(problem: Problem) -> JSONResponse:
 
 
 def of_validation(error: ValidationError | RequestValidationError) -> Problem:
-    """Which field is wrong and why, without repeating what was sent."""
+    """Which field is invalid and why, without repeating its content."""
     told = []
     for item in error.errors():
         place = ".".join(str(part) for part in item["loc"])
@@ -69,7 +69,7 @@ def of_validation(error: ValidationError | RequestValidationError) -> Problem:
 
 
 def of_error(error: AnytimeError) -> Problem:
-    """What is wrong with the request is told; what is wrong with the memory is for the log."""
+    """Errors in the request are described in the response, errors of the memory in the log."""
     if isinstance(error, UnknownLabelError):
         return Problem(404, str(error))
     if isinstance(error, LabelTakenError):
@@ -82,7 +82,7 @@ def of_error(error: AnytimeError) -> Problem:
 
 
 def install(app: FastAPI) -> None:
-    """Have the app answer every error in this way."""
+    """Install exception handlers that respond with problems."""
 
     @app.exception_handler(Problem)
     async def problem(request: Request, error: Problem) -> JSONResponse:

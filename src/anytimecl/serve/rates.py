@@ -1,4 +1,4 @@
-"""How often one client may ask."""
+"""Rate limits of clients."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-CLIENTS = 10_000  # remembered; the one unheard of for longest goes first
+CLIENTS = 10_000  # tracked; the least recently used is dropped
 
 
 class Rates:
-    """A bucket for each client: it holds `burst` requests and refills at `per_second`.
+    """A token bucket per client: `burst` requests, refilled at `per_second`.
 
     >>> rates = Rates(per_second=1, burst=2, clock=lambda: 0.0)
     >>> [rates.wait("me") for _ in range(3)]
@@ -21,10 +21,10 @@ class Rates:
         self, per_second: float, burst: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._per_second, self._burst, self._clock = per_second, burst, clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # left, as of when
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # (left, when)
 
     def wait(self, client: str) -> float:
-        """Seconds until the client may ask again; 0.0 takes one request from its bucket."""
+        """Seconds until the client may send a request; if 0.0, one is taken from its bucket."""
         now = self._clock()
         left, since = self._buckets.pop(client, (float(self._burst), now))
         left = min(self._burst, left + (now - since) * self._per_second)

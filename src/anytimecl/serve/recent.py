@@ -1,7 +1,6 @@
-"""The latest examples, with small pictures of those that this session was shown.
+"""The latest examples, with thumbnails of those learned in this process.
 
-The memory keeps features and no images. So a picture lives in RAM only, for a while, and goes with
-its example or with the process.
+Used if the memory stores no thumbnails. They are in RAM only, and deleted with their examples.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 
 class Entry(NamedTuple):
-    """An example as the gallery shows it."""
+    """An example in the page's gallery."""
 
     id: int
     label: str
@@ -21,7 +20,7 @@ class Entry(NamedTuple):
 
 
 class Recent:
-    """A bounded list, newest first.
+    """A bounded list of examples.
 
     >>> recent = Recent([(1, "cat"), (2, "dog")], most=1)
     >>> [entry.label for entry in recent.entries()]
@@ -36,26 +35,26 @@ class Recent:
             self.add(Entry(example, label, None))
 
     def add(self, entry: Entry) -> None:
-        """The newest."""
+        """Add an example."""
         with self._lock:
             self._entries[entry.id] = entry
             while len(self._entries) > self._most:
                 self._entries.popitem(last=False)
 
     def forget(self, *, example: int | None = None, label: str | None = None) -> None:
-        """An example, or all of a label, is gone."""
+        """Remove an example, or all of a label."""
         with self._lock:
             for entry in list(self._entries.values()):
                 if entry.id == example or entry.label == label:
                     del self._entries[entry.id]
 
     def entries(self, count: int | None = None) -> list[Entry]:
-        """Newest first."""
+        """Entries, newest first."""
         with self._lock:
             return list(reversed(self._entries.values()))[:count]
 
     def thumbnail(self, example: int) -> bytes | None:
-        """JPEG, if there is one."""
+        """The thumbnail (WebP), or None."""
         with self._lock:
             entry = self._entries.get(example)
             return entry.thumbnail if entry else None

@@ -1,4 +1,4 @@
-"""Lessons from edges that keep their images: features come compressed, a batch at a time."""
+"""Learning from records of edge devices: images that were encoded and compressed there."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from anytimecl.serve.engine import Engine
 from anytimecl.serve.problems import Problem
 from anytimecl.serve.schemas import LABELS, Asked, ItemLabel, ItemLabels
 
-RECORDS = 64  # in one request
-KEY = 200  # characters, as in a header
+RECORDS = 64  # per request
+KEY = 200  # characters
 EXAMPLE = {
     "fingerprint": "0123456789abcdef",
     "codec": "attention-pca",
@@ -44,7 +44,7 @@ class RecordAsked(Asked):
 
 
 class RecordsAsked(Asked):
-    """A batch of one model and one codec; GET /v1/stats names those of this memory."""
+    """A batch of one model and one codec; GET /v1/stats has those of this memory."""
 
     fingerprint: Name = Field(
         description="Of the model that encoded the images.",
@@ -57,7 +57,7 @@ class RecordsAsked(Asked):
 
 
 class RecordTold(BaseModel):
-    """What became of one example."""
+    """Result of one example."""
 
     key: str
     state: Literal["learned", "repeated", "refused", "later"] = Field(
@@ -75,10 +75,10 @@ class RecordsTold(BaseModel):
 
 
 async def learn(engine: Engine, asked: RecordsAsked) -> RecordsTold:
-    """One example after the other, each in its turn, so that others are not kept waiting.
+    """Learn the examples in order, each in its turn, so that other changes can be in between.
 
-    When there is no more room for them or they take too long, the rest is left for later; a batch
-    of which nothing was taken on is refused as a single lesson would be.
+    If the queue is full or the time is over, the rest is `later`; if nothing was accepted, the
+    error is raised.
     """
     _check_same(engine, asked)
     end = time.monotonic() + engine.options.learn_seconds
@@ -89,7 +89,7 @@ async def learn(engine: Engine, asked: RecordsAsked) -> RecordsTold:
                 break
             told.append(await _learn_one(engine, asked.fingerprint, one))
         except Problem as problem:
-            if problem.status == 409:  # the key has taught another label
+            if problem.status == 409:  # the key was used with another label
                 told.append(_refused(one, problem))
             elif told:
                 break
@@ -116,7 +116,7 @@ def _refused(one: RecordAsked, why: Exception) -> RecordTold:
 
 
 def _check_same(engine: Engine, asked: RecordsAsked) -> None:
-    """Records of another model or codec are refused before any of them is looked at."""
+    """Reject records of another model or codec."""
     spec, codec = engine.classifier.backbone.spec, engine.classifier.settings.name_of("codec")
     if engine.keeps_images:
         raise Problem(
@@ -140,7 +140,7 @@ def _check_same(engine: Engine, asked: RecordsAsked) -> None:
 
 
 def body_schema() -> dict[str, Any]:
-    """For the description; the model of one example stands where it is used."""
+    """Request body for OpenAPI, with the model of an example inlined."""
     plain = RecordsAsked.model_json_schema()
     plain["properties"]["examples"]["items"] = plain.pop("$defs")["RecordAsked"]
     content = {"application/json": {"schema": plain, "example": EXAMPLE}}

@@ -1,4 +1,4 @@
-"""The OpenAPI description as a page for people: no script, and nothing from elsewhere."""
+"""The OpenAPI description as an HTML page, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ nav a { margin-right: 1rem; }
 
 
 def page(described: dict[str, Any]) -> str:
-    """The whole page.
+    """The page as HTML.
 
     >>> "<h1>cats 2</h1>" in page({"info": {"title": "cats", "version": "2"}, "paths": {}})
     True

@@ -1,4 +1,4 @@
-"""The HTTP API."""
+"""The HTTP routes of a memory."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ Key = Annotated[
 
 
 async def check_query(request: Request) -> None:
-    """A parameter that is not known is a mistake, and not to be passed over in silence."""
+    """Reject unknown query parameters: they are mistakes."""
     known = {field.alias for field in request.scope["route"].dependant.query_params}
     for name in request.query_params:
         if name not in known:
@@ -71,7 +71,7 @@ async def check_query(request: Request) -> None:
 
 
 def make_router(prefix: str, pick: Pick) -> APIRouter:
-    """Every route of a memory; `pick` finds the memory of a request."""
+    """Routes of a memory; `pick` is the dependency that finds the memory."""
     router = APIRouter(prefix=prefix, dependencies=[Depends(check_query)])
     picked = Depends(pick)
 
@@ -83,9 +83,9 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         openapi_extra=dict(body_schema(PredictAsked, "images", many=True)),
     )
     async def predict(request: Request, engine: Engine = picked) -> PredictTold:
-        """Choose among the labels given, or among all that were ever learned.
+        """Predicts one of the given labels, or of all learned ones.
 
-        An image that cannot be read has its own error, and the others their answers.
+        An image that cannot be read gets an error; the others are predicted.
         """
         asked, images = await read(request, PredictAsked, "images", frozenset({"labels"}))
         found = await engine.predict(images, asked.labels, asked.threshold, remember=asked.remember)
@@ -112,7 +112,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         openapi_extra=dict(body_schema(LearnAsked, "image", many=False)),
     )
     async def learn(request: Request, key: Key = None, engine: Engine = picked) -> LearnTold:
-        """The example is durable when this answers. The label needs no declaration."""
+        """The example is durable when the response arrives. The label may be new."""
         asked, [image] = await read(request, LearnAsked, "image", frozenset({"candidates"}))
         lesson = Lesson(image, asked.label, asked.candidates, key, source=asked.source)
         taught = await engine.learn(lesson)
@@ -126,13 +126,13 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         openapi_extra=batch_schema(),
     )
     async def learn_batch(request: Request, engine: Engine = picked) -> LearnBatchTold:
-        """In order, each with its own outcome. What is answered `learned` is durable."""
+        """In order, with a result for each image. `learned` examples are durable."""
         asked = parse(LearnBatchAsked, await json_body(request))
         lessons = [
             Lesson(base64_or_error(one.image), one.label, one.candidates, one.key)
             for one in asked.examples
         ]
-        del asked  # the same images again, as text
+        del asked  # frees the base64 text of the images
         return batch_told(await engine.learn_many(lessons))
 
     @router.post(
@@ -143,7 +143,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         openapi_extra=records.body_schema(),
     )
     async def learn_records(request: Request, engine: Engine = picked) -> RecordsTold:
-        """For edges that keep their images. What is answered `learned` is durable."""
+        """For edge devices that keep their images. `learned` examples are durable."""
         return await records.learn(engine, parse(RecordsAsked, await json_body(request)))
 
     @router.delete(
@@ -153,14 +153,14 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         responses=problem_responses(404, 422),
     )
     async def forget_example(example: ExampleId, engine: Engine = picked) -> ForgotTold:
-        """Its record is overwritten; what the weights took from it wears off."""
+        """Its record is overwritten; its effect on the weights fades."""
         return ForgotTold(forgotten=await engine.forget_example(example))
 
     @router.get(
         "/labels", tags=["Know"], summary="Every label learned", responses=problem_responses(422)
     )
     async def labels(engine: Engine = picked) -> LabelsTold:
-        """With examples and estimates, in order of first appearance."""
+        """With number of examples and estimates, in order of first appearance."""
         return LabelsTold(labels=labels_told(await engine.answer(engine.stats)))
 
     @router.delete(
@@ -170,14 +170,14 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         responses=problem_responses(404, 422),
     )
     async def forget_label(label: Annotated[Label, Path()], engine: Engine = picked) -> ForgotTold:
-        """For good."""
+        """Permanently."""
         return ForgotTold(forgotten=await engine.forget_label(label))
 
     @router.get(
         "/stats", tags=["Know"], summary="The service in numbers", responses=problem_responses(422)
     )
     async def stats(engine: Engine = picked) -> StatsTold:
-        """What the page shows."""
+        """Statistics of the memory and the service."""
         return stats_told(engine, await engine.answer(engine.stats))
 
     job_routes.add(router, picked)
@@ -203,7 +203,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         after: Annotated[int, Query(ge=0, le=2**53, description="The last number known.")] = 0,
         engine: Engine = picked,
     ) -> ChangesTold:
-        """Answers at once: for pages, of which a browser may have many open."""
+        """Returns at once, for polling: pages may be open in many tabs."""
         last, events, missed = engine.broadcast.since(after)
         told = [ChangeTold(number=one.number, kind=one.kind, data=one.data) for one in events]
         return ChangesTold(last=last, missed=missed, events=told)
@@ -221,7 +221,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1_000,
         engine: Engine = picked,
     ) -> Response:
-        """Oldest first; examples are named by their numbers."""
+        """Oldest first; examples are identified by number."""
         lines = await engine.look(lambda: engine.audit.read(after, limit))
         return Response(lines, media_type="application/x-ndjson")
 
@@ -234,7 +234,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         | {200: {"description": "A tar archive", "content": {"application/x-tar": {}}}},
     )
     async def backup(engine: Engine = picked) -> StreamingResponse:
-        """As it is at this moment, while it learns on. Unpacked, it is a memory like any other."""
+        """A snapshot, while learning continues. The unpacked archive is a memory."""
         archive = await engine.look(engine.backups.make)
         engine.audit.add("copied", event=engine.classifier.memory.last)
         headers = {

@@ -1,4 +1,4 @@
-"""What requests and answers look like; the OpenAPI description is made from these."""
+"""Request and response models; the OpenAPI description is generated from them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from anytimecl.labels import LONGEST
 from anytimecl.prediction import THRESHOLD
 from anytimecl.serve.tokens import MEMORY_NAME, TOKEN_NAME
 
-IMAGES = 32  # in one request
-LABELS = 2_000  # in one request
-KEY = r"^[!-~]{1,200}$"  # printable ASCII: it comes in a header
+IMAGES = 32  # per request
+LABELS = 2_000  # per request
+KEY = r"^[!-~]{1,200}$"  # printable ASCII: it is an HTTP header
 SMALL_PNG = (
     "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEUlEQVR4nGM8IafIgA0wYRUdtBIAQ/0A/tZjNb4AAAAA"
     "SUVORK5CYII="
 )
 
-# `clean_label` decides, and tells in words; this much can be said in a schema.
+# `clean_label` is what validates labels; a schema can express only this part.
 _CONTROL = r"\x00-\x1f\x7f-\x9f"
 VISIBLE = rf"^[^{_CONTROL}]*[^\s{_CONTROL}][^{_CONTROL}]*$"
 
@@ -31,9 +31,9 @@ Label = Annotated[
         json_schema_extra={"pattern": VISIBLE},
     ),
 ]
-# Of one among several: what is no label is that one's own error, and the others are learned.
+# In a batch: an invalid label is an error of its example only.
 ItemLabel = Annotated[str, Field(min_length=1, max_length=LONGEST, examples=["tabby cat"])]
-# One wrong label says enough: each of a hundred thousand would be an error of its own.
+# Fail fast, since each of 100,000 invalid labels would be an error of its own.
 ItemLabels = Annotated[list[ItemLabel], Field(fail_fast=True)]
 MemoryName = Annotated[
     str,
@@ -54,7 +54,7 @@ Image = Annotated[
 
 
 def _whole(value: object) -> object:
-    """In JSON 2.0 is a whole number too."""
+    """JSON numbers such as 2.0 are integers, too."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -64,7 +64,7 @@ Probability = Annotated[float, Field(ge=0, le=1.001)]
 
 
 class Asked(BaseModel):
-    """A request: nothing that it does not know."""
+    """A request; unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -141,7 +141,7 @@ class LearnBatchAsked(Asked):
 
 
 class ConsolidateAsked(Asked):
-    """How long to practise."""
+    """Options of a consolidation."""
 
     epochs: Count = Field(
         default=1, ge=1, le=100, description="How often to go through the memory."
@@ -149,7 +149,7 @@ class ConsolidateAsked(Asked):
 
 
 class Score(BaseModel):
-    """What each model thinks of one label."""
+    """A label's probabilities."""
 
     label: str
     blended: Probability
@@ -158,7 +158,7 @@ class Score(BaseModel):
 
 
 class PredictionTold(BaseModel):
-    """The answer for one image."""
+    """The prediction for one image."""
 
     label: str = Field(examples=["tabby cat"], description='The likeliest, or "none of these".')
     probability: Probability
@@ -171,21 +171,21 @@ class PredictionTold(BaseModel):
 
 
 class ImageRefused(BaseModel):
-    """An image that cannot be looked at."""
+    """An image that cannot be read."""
 
     index: int = Field(ge=0, description="Its place in the request, from 0.")
     detail: str
 
 
 class PredictTold(BaseModel):
-    """One answer for each image, in order; null for one that is among the errors."""
+    """A prediction for each image, in order; null for one that is among the errors."""
 
     predictions: list[PredictionTold | None]
     errors: list[ImageRefused]
 
 
 class OutcomeTold(BaseModel):
-    """Who had been right before the lesson."""
+    """Whether each prediction was right before the image was learned."""
 
     blended: bool
     tuned: bool
@@ -193,7 +193,7 @@ class OutcomeTold(BaseModel):
 
 
 class LearnTold(BaseModel):
-    """The example is on disk."""
+    """A learned example, which is durable."""
 
     id: int
     label: str
@@ -206,7 +206,7 @@ class LearnTold(BaseModel):
 
 
 class LessonTold(BaseModel):
-    """What became of one of several labelled images."""
+    """Result of one of several images."""
 
     index: int = Field(ge=0, description="Its place in the request, from 0.")
     state: Literal["learned", "repeated", "refused", "later"] = Field(
@@ -227,7 +227,7 @@ class LearnBatchTold(BaseModel):
 
 
 class ForgotTold(BaseModel):
-    """How many examples are gone."""
+    """How many examples were forgotten."""
 
     forgotten: int
 
@@ -249,7 +249,7 @@ class LabelsTold(BaseModel):
 
 
 class JobTold(BaseModel):
-    """Where a job stands."""
+    """State of a job."""
 
     id: str
     kind: Literal["consolidate"]
@@ -266,7 +266,7 @@ class JobsTold(BaseModel):
 
 
 class StatsTold(BaseModel):
-    """The service in numbers."""
+    """Statistics of a memory and the service."""
 
     version: str
     model: str
@@ -288,7 +288,7 @@ class StatsTold(BaseModel):
 
 
 class ChangeTold(BaseModel):
-    """Something that happened."""
+    """An event."""
 
     number: int
     kind: Literal["learned", "changed", "forgotten", "job"]
@@ -296,7 +296,7 @@ class ChangeTold(BaseModel):
 
 
 class ChangesTold(BaseModel):
-    """What happened since the last time."""
+    """Events since a given number."""
 
     last: int = Field(description="Ask for what comes after this the next time.")
     missed: bool = Field(description="Something is not told any more: ask for everything anew.")
@@ -304,7 +304,7 @@ class ChangesTold(BaseModel):
 
 
 class MemoryAsked(Asked):
-    """A memory to begin."""
+    """A memory to create."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"name": "cats"}]})
 
@@ -321,7 +321,7 @@ class MemoryTold(BaseModel):
 
 
 class MemoriesTold(BaseModel):
-    """Those that the token is for, the first one first."""
+    """The memories that the token is valid for, the first one first."""
 
     memories: list[MemoryTold]
 
@@ -344,7 +344,7 @@ class TokenAsked(Asked):
 
 
 class TokenTold(BaseModel):
-    """A token, but for the secret itself."""
+    """A token, without its secret."""
 
     name: str
     right: Literal["read", "write", "admin"]
@@ -353,25 +353,25 @@ class TokenTold(BaseModel):
 
 
 class GrantedTold(TokenTold):
-    """A new token. Nobody can be told it again."""
+    """A new token. The secret cannot be read later."""
 
     token: str
 
 
 class TokensTold(BaseModel):
-    """Those of the operator, then those granted."""
+    """The operator's tokens, then granted ones."""
 
     tokens: list[TokenTold]
 
 
 class HealthTold(BaseModel):
-    """In a word."""
+    """Health status."""
 
     status: Literal["ok"]
 
 
 class ProblemTold(BaseModel):
-    """An error, as RFC 9457 has it."""
+    """An error (RFC 9457)."""
 
     type: str
     title: str
@@ -383,7 +383,7 @@ class ProblemTold(BaseModel):
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For the description: which problems a route may answer with."""
+    """For OpenAPI: the problems that a route may respond with."""
     told: dict[int | str, dict[str, Any]] = {}
     for status in sorted({*statuses, 400, 401, 403, 404, 408, 429, 500, 503}):
         headers = {}

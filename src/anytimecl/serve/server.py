@@ -1,4 +1,4 @@
-"""The app behind a socket: uvicorn, with bounds on how long a client may take."""
+"""The app on a socket: uvicorn, with limits on slow clients."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from anytimecl.serve.options import Options
 from anytimecl.serve.problems import MEDIA_TYPE
 from anytimecl.serve.tokens import AccessTokens
 
-_HEAD = re.compile(rb"\n\r?\n")  # the end of one
-_REST_OF_HEAD = re.compile(rb"\r?\n(\r?\n)?")  # the same, when some of it came before
-AT_ONCE = 64 * 1024  # bytes of one client before the next has its turn
-CHUNKS = 1_000  # lines of a chunked body, before their mean length counts
-SHORTEST = 12  # bytes of a line, in the mean: parsing a chunk costs the same, however short it is
-SPARE = 16  # connections beyond the limit, for who asks whether it lives
-GRACE = 60  # seconds that requests under way have when the service stops
+_HEAD = re.compile(rb"\n\r?\n")  # end of a head
+_REST_OF_HEAD = re.compile(rb"\r?\n(\r?\n)?")  # the same, if it is split between reads
+AT_ONCE = 64 * 1024  # bytes read from a client at a time
+CHUNKS = 1_000  # lines of a chunked body before their mean length is checked
+SHORTEST = 12  # mean bytes per line: parsing costs the same for short chunks
+SPARE = 16  # connections beyond the limit, for health checks
+GRACE = 60  # seconds for current requests when the service stops
 
 
 def check_binding(host: str, tokens: AccessTokens) -> None:
-    """An error where strangers could reach a service that asks for no token."""
+    """Raise if other machines can reach a service without tokens."""
     if not tokens and not is_loopback(host):
         raise AnytimeError(
             f"{host} can be reached from other machines, and no token is set. Give --tokens FILE "
@@ -43,10 +43,10 @@ def check_binding(host: str, tokens: AccessTokens) -> None:
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP in which nobody waits for ever: neither for a head, nor for an answer to be taken.
+    """HTTP with timeouts for the request head and for reading the response.
 
-    Uvicorn bounds the time between two requests, but any byte ends that wait: who sends one byte a
-    second would hold a connection for as long as it likes. So would who never reads.
+    Uvicorn limits the time between two requests only, and any byte ends that wait: a client that
+    sends one byte per second, or never reads, could hold a connection for ever.
     """
 
     header_seconds = Options.header_seconds
@@ -59,7 +59,7 @@ class BoundedProtocol(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
         self._lines = self._bytes = 0  # of a chunked body
-        transport.max_size = AT_ONCE  # type: ignore[attr-defined]  # that it reads in one go
+        transport.max_size = AT_ONCE  # type: ignore[attr-defined]  # bytes per read
         self._make_room()
         self._watch()
 
@@ -71,7 +71,7 @@ class BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         end = _REST_OF_HEAD.match(data) or _HEAD.search(data)
         while end and self._idle() and end.end() < len(data) and not self.transport.is_closing():
-            self._take(data[: end.end()])  # the head alone: it says how the rest is to be read
+            self._take(data[: end.end()])  # the head first: it determines how the body is parsed
             data = data[end.end() :]
             end = _HEAD.search(data)
         if self._crumbles(data):
@@ -96,18 +96,18 @@ class BoundedProtocol(H11Protocol):
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """The client takes nothing, and what waits for it is large."""
+        """The client does not read, and the write buffer is full."""
         super().pause_writing()
         if self._stuck is None:
             self._stuck = self.loop.call_later(self.send_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It takes something again."""
+        """The client reads again."""
         self._unstick()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP is told so as everything else is."""
+        """Invalid HTTP gets a problem as response, too."""
         body = json.dumps(
             {"type": "about:blank", "title": "Bad Request", "status": 400, "detail": msg}
         ).encode()
@@ -117,13 +117,13 @@ class BoundedProtocol(H11Protocol):
             (b"connection", b"close"),
         ]
         parts = (h11.Response(status_code=400, headers=headers), h11.Data(data=body))
-        with suppress(h11.LocalProtocolError):  # an answer is under way already
+        with suppress(h11.LocalProtocolError):  # a response has begun
             for event in (*parts, h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
     def _crumbles(self, data: bytes) -> bool:
-        """Whether a body comes in so many chunks that reading them would hold up all others."""
+        """Whether the body's chunks are so short that parsing them would block others."""
         if self._idle() or not any(name == b"transfer-encoding" for name, _ in self.headers):
             return False
         self._lines += data.count(b"\r\n")
@@ -131,10 +131,10 @@ class BoundedProtocol(H11Protocol):
         return self._lines > CHUNKS and self._lines * SHORTEST > self._bytes
 
     def _make_room(self) -> None:
-        """Close the connection whose client has kept it waiting for longest: they keep nobody out.
+        """If there are too many, close the connection that has waited longest for its client.
 
-        It is one of the address that has most of these. Some more than allowed are taken, so that
-        whoever asks whether it lives is told.
+        It is one of the address that has most such connections. A few more than the limit are
+        accepted, for health checks.
         """
         open_ones = [
             one
@@ -155,7 +155,7 @@ class BoundedProtocol(H11Protocol):
         return self.client[0] if self.client else ""
 
     def _waits_for_client(self) -> bool:
-        """For a head, for the rest of a body, or for an answer to be taken."""
+        """For a head, for the rest of a body, or for reading the response."""
         return self._idle() or self.cycle.more_body or self._stuck is not None
 
     def _unstick(self) -> None:
@@ -164,7 +164,7 @@ class BoundedProtocol(H11Protocol):
             self._stuck = None
 
     def _idle(self) -> bool:
-        """Whether no request is being answered: a head, or a body nobody wants, is arriving."""
+        """Whether no request is being processed: a head, or an unwanted body, is arriving."""
         return self.cycle is None or self.cycle.response_complete
 
     def _watch(self) -> None:
@@ -183,7 +183,7 @@ class BoundedProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Uvicorn's, which tells the memories as soon as it is asked to stop."""
+    """Uvicorn's server, which notifies the memories as soon as it is asked to stop."""
 
     def __init__(self, config: uvicorn.Config, memories: Memories) -> None:
         super().__init__(config)
@@ -191,22 +191,22 @@ class Server(uvicorn.Server):
         self.on_started: Callable[[str], object] = lambda address: None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say where it listens, once it does: the port may have been any."""
+        """Report the address once listening: the port may have been 0."""
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             self.on_started(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End streams and long work at once, or the shutdown would wait for them."""
+        """Stop streams and long jobs at once, else the shutdown would wait for them."""
         self._memories.stop_soon()
         super().handle_exit(sig, frame)
-        # Stopping is what was asked for: no KeyboardInterrupt afterwards, and no exit by signal.
+        # A regular exit: no KeyboardInterrupt afterwards, and no exit by signal.
         self._captured_signals.clear()
 
 
 def make_server(app: ASGIApp, memories: Memories, host: str, port: int, **changes: Any) -> Server:
-    """Not yet running."""
+    """A server that is not running yet."""
     options = memories.options
     bounds = {
         "header_seconds": options.header_seconds,
@@ -222,7 +222,7 @@ def make_server(app: ASGIApp, memories: Memories, host: str, port: int, **change
         ws="none",
         loop="asyncio",
         lifespan="on",
-        proxy_headers=False,  # a client could claim any address
+        proxy_headers=False,  # clients could forge their address
         server_header=False,
         timeout_keep_alive=int(options.header_seconds),
         timeout_graceful_shutdown=GRACE,

@@ -1,4 +1,4 @@
-"""Pictures that lie in Label Studio: which addresses are its own, and how much is fetched."""
+"""Downloads pictures from Label Studio, from its own address only and within limits."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from anytimecl.serve.problems import Problem
 from anytimecl.serve.uploads import from_base64
 
 PICTURE_BYTES = 32 << 20
-ALL_BYTES = 128 << 20  # of the pictures of one request together
-SECONDS = 20.0  # without a sign of life
-ALL_SECONDS = 60.0  # for the pictures of one request together
+ALL_BYTES = 128 << 20  # of all pictures of a request
+SECONDS = 20.0  # without receiving data
+ALL_SECONDS = 60.0  # for all pictures of a request
 _CHUNK = 64 << 10
-_KEPT = "%/:=&?~#+!$,;'@()*[]"  # characters of an address that are not escaped
+_KEPT = "%/:=&?~#+!$,;'@()*[]"  # characters of a URL that are not escaped
 
 
 @dataclass(frozen=True)
 class LabelStudio:
-    """The Label Studio whose pictures may be fetched."""
+    """The Label Studio from which pictures may be downloaded."""
 
     url: str | None = None
     key: str | None = None  # its access token
 
     def resolve(self, address: str) -> str:
-        """The whole address of a picture, if it lies there.
+        """A picture's full URL; raises if it is not in this Label Studio.
 
         >>> LabelStudio("http://ls").resolve("/data/a b.png")
         'http://ls/data/a%20b.png'
@@ -54,7 +54,7 @@ class LabelStudio:
 
 
 class Allowance:
-    """Bytes and seconds that the pictures of one request may take together; from any thread.
+    """Bytes and seconds for all pictures of a request; thread-safe.
 
     >>> Allowance(most=10).take(11)
     Traceback (most recent call last):
@@ -67,7 +67,7 @@ class Allowance:
         self._lock = threading.Lock()
 
     def take(self, count: int) -> None:
-        """Some more; an error if that is too much."""
+        """Use some bytes; raises if the limits are exceeded."""
         with self._lock:
             self._left -= count
             if self._left < 0:
@@ -79,7 +79,7 @@ class Allowance:
 
 
 async def fetch(studio: LabelStudio, address: Any, allowance: Allowance) -> bytes:
-    """A picture of a task: inline, or from the one Label Studio."""
+    """A task's picture: inline, or from Label Studio."""
     if not isinstance(address, str) or not address:
         raise Problem(422, "The task has no picture.")
     if address.startswith("data:"):
@@ -90,7 +90,7 @@ async def fetch(studio: LabelStudio, address: Any, allowance: Allowance) -> byte
 async def fetch_or_error(
     studio: LabelStudio, address: Any, allowance: Allowance
 ) -> bytes | ImageError:
-    """One picture that cannot be had stops no other."""
+    """As `fetch`, with an error for the picture instead of an exception."""
     try:
         return await fetch(studio, address, allowance)
     except ImageError as error:
@@ -100,7 +100,7 @@ async def fetch_or_error(
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
-    """A redirect could lead anywhere."""
+    """Follows no redirects: they could lead anywhere."""
 
     def redirect_request(self, *args: Any) -> None:
         return None

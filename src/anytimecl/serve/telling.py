@@ -1,7 +1,6 @@
-"""Which of the images that were looked at of late would teach most: the inbox's order, over HTTP.
+"""Active learning over HTTP: in which order to label images that were predicted recently.
 
-Their vectors are kept in RAM alone, the latest `MOST`, and none of them once something was
-forgotten.
+The latest `MOST` vectors are kept in RAM only, and all are deleted when anything is forgotten.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MOST = 2048  # vectors: two megabytes
 
 
 def key_of(image: bytes) -> str:
-    """What an image is called here.
+    """Id of an image: a digest.
 
     >>> key_of(b"an image") == key_of(b"another")
     False
@@ -36,7 +35,7 @@ def key_of(image: bytes) -> str:
 
 
 class LookedAt:
-    """Vectors of images, as the original model sees them."""
+    """The original model's vectors of recent images."""
 
     def __init__(self, classifier: AnytimeClassifier) -> None:
         self._classifier = classifier
@@ -45,7 +44,7 @@ class LookedAt:
 
     @torch.no_grad()
     def add(self, images: Iterable[bytes | ImageError], tokens: Tensor) -> None:
-        """Images, and their tokens [image, token, width]."""
+        """Add images by their tokens [image, token, width]."""
         backbone = self._classifier.backbone
         vectors = images_of(backbone.tail, backbone.spec.tail, tokens).half().cpu()
         with self._lock:
@@ -58,12 +57,12 @@ class LookedAt:
                 self._vectors.popitem(last=False)
 
     def clear(self) -> None:
-        """Nothing of what was forgotten may stay."""
+        """Delete all vectors; called when anything is forgotten."""
         with self._lock:
             self._vectors.clear()
 
     def order(self, keys: Sequence[str], labels: Sequence[str]) -> list[str]:
-        """Those that are known here: what would teach most, then the others by doubt."""
+        """The known images: the most informative first, then by uncertainty."""
         with self._lock:
             found = {key: self._vectors[key] for key in keys if key in self._vectors}
         if not found:

@@ -1,4 +1,4 @@
-"""Who may do what: bearer tokens, each with a right, for some memories or for all."""
+"""Bearer tokens: each has a right, for some memories or for all."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ TOKEN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class Grant:
-    """What a token allows.
+    """The right of a token, and its memories.
 
     >>> Grant("camera", "write", frozenset({"cats"})).covers(["cats"])
     True
     """
 
-    name: str  # as logs have it
+    name: str  # for logs
     right: Right
-    memories: frozenset[str] | None = None  # None: all of them, also those to come
+    memories: frozenset[str] | None = None  # None: all, future ones included
 
     def covers(self, memories: Collection[str] | None) -> bool:
-        """Whether it is for all of these memories; None: for every memory there is."""
+        """Whether it is valid for these memories; None: for all memories."""
         if self.memories is None:
             return True
         return memories is not None and self.memories.issuperset(memories)
 
     def includes(self, right: Right) -> bool:
-        """Whether its right is this one or goes beyond it."""
+        """Whether its right includes this one."""
         return RIGHTS.index(self.right) >= RIGHTS.index(right)
 
 
-EVERYTHING = Grant("", "admin")  # of whoever asks a service without tokens
+EVERYTHING = Grant("", "admin")  # for clients of a service without tokens
 
 
 class AccessTokens:
-    """Known tokens by their digests; without any, everybody may do everything.
+    """Known tokens by their digests; without any, everything is allowed.
 
-    Those of the operator (file and environment) stay; those in `granted` come and go.
+    The operator's (file and environment) are fixed; those in `granted` are managed at run time.
 
     >>> tokens = AccessTokens({"a token for reading": "read"})
     >>> tokens.find("Bearer a token for reading").right
@@ -91,13 +91,13 @@ class AccessTokens:
         return bool(self._known)
 
     def __iter__(self) -> Iterator[Grant]:
-        """Those of the operator, then those granted."""
+        """The operator's tokens, then granted ones."""
         return (grant for _, grant in self._all())
 
     def find(self, authorization: str) -> Grant | None:
-        """What the header allows; None for a token that is missing or unknown.
+        """The grant of an Authorization header; None if the token is missing or unknown.
 
-        Every known digest is compared, and each in constant time: how long it takes says nothing.
+        All known digests are compared, each in constant time, so that timing reveals nothing.
         """
         given = _digest(_token(authorization))
         found: Grant | None = None
@@ -107,7 +107,7 @@ class AccessTokens:
         return found
 
     def replace(self, other: AccessTokens) -> None:
-        """From now on the operator's tokens are the other's. There are always some, or none."""
+        """Replace the operator's tokens; raises if only one of both sets is empty."""
         if bool(other) != bool(self):
             raise AnytimeError("Tokens are set or not from the start; restart to change that.")
         self._known = other._known
@@ -119,14 +119,15 @@ class AccessTokens:
 
 
 def name_of(authorization: str) -> str:
-    """One name for one token, however the header spells it."""
+    """Digest of the token, independent of the header's spelling."""
     return _digest(_token(authorization)).hex()
 
 
 def read_tokens(file: Path | None, environment: Mapping[str, str]) -> AccessTokens:
-    """From a file with lines such as `write 8d0c... name memories=cats,dogs`, and the environment.
+    """Read tokens from a file and the environment.
 
-    The name and the memories may be left out.
+    Lines of the file are such as `write 8d0c... name memories=cats,dogs`; name and memories are
+    optional.
     """
     known: dict[str, Right | Grant] = {}
     for variable, right in VARIABLES.items():
@@ -138,7 +139,7 @@ def read_tokens(file: Path | None, environment: Mapping[str, str]) -> AccessToke
 
 
 def warn_if_shared(file: Path | None) -> None:
-    """Say so in the log if others than the owner can read the tokens."""
+    """Log a warning if other users can read the file of tokens."""
     if file is not None and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         log.warning("the tokens in %s can be read by others: chmod 600 %s", file, file)
 
@@ -170,7 +171,7 @@ def _line(words: list[str], where: str) -> tuple[str, Right | Grant]:
                 "and write; admin is for all memories."
             )
     if right is None or len(words) not in (2, 3):
-        # The line itself may hold a secret, so it is not repeated.
+        # The line may contain a secret, so it is not repeated.
         raise AnytimeError(
             f"{where}: write `read TOKEN`, `write TOKEN` or `admin TOKEN`, then a name and "
             "`memories=cats,dogs` if you like."
@@ -181,7 +182,7 @@ def _line(words: list[str], where: str) -> tuple[str, Right | Grant]:
 
 
 def _token(authorization: str) -> bytes:
-    """The token of a bearer, or the password where a program only knows Basic."""
+    """The bearer token, or the password of Basic authentication."""
     kind, _, value = authorization.partition(" ")
     value = value.strip()
     if kind.lower() == "bearer":

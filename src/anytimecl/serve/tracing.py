@@ -1,6 +1,6 @@
-"""OpenTelemetry traces, for those who ask for them.
+"""OpenTelemetry traces, if enabled.
 
-Without `--traces` there is no tracer and nothing is imported: a span is then one comparison.
+Without `--traces` there is no tracer and nothing is imported: a span costs one comparison.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _tracer: Tracer | None = None
 
 
 def set_up(tracer: Tracer | None) -> None:
-    """From now on spans go to this tracer; None: nowhere."""
+    """Send spans to this tracer; None: disable."""
     global _tracer
     _tracer = tracer
 
 
 def export_by_environment() -> None:
-    """To where the `OTEL_...` variables say; without any, to a collector on this machine."""
+    """Export as the `OTEL_...` variables say; by default to a local collector."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -41,13 +41,13 @@ def export_by_environment() -> None:
 
 
 def on() -> bool:
-    """Whether anybody wants spans."""
+    """Whether traces are enabled."""
     return _tracer is not None
 
 
 @contextmanager
 def span(name: str, **about: Any) -> Iterator[None]:
-    """A span inside the one that is open, if anybody wants it.
+    """A child span, if traces are enabled.
 
     >>> with span("nothing"):
     ...     on()
@@ -62,7 +62,7 @@ def span(name: str, **about: Any) -> Iterator[None]:
 
 @contextmanager
 def request_span(headers: dict[str, str], **about: Any) -> Iterator[Any]:
-    """The span of a whole request, below the client's own if it sent one (W3C `traceparent`)."""
+    """Span of a whole request, a child of the client's if it sent a `traceparent` (W3C)."""
     from opentelemetry.trace import SpanKind
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

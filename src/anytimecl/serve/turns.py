@@ -1,4 +1,4 @@
-"""One thread that does one thing after another, and says so when too many wait."""
+"""A bounded queue of work for one thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STOPPING = "The service is stopping; ask again when it is back."
 
 
 class Turns(Worker):
-    """Work in the order of arrival.
+    """Work in the order of arrival; Busy if too much is queued.
 
     >>> turns = Turns("learner", waiting=2)
     >>> turns.submit(lambda: 1 + 1).result()
@@ -27,7 +27,7 @@ class Turns(Worker):
     def __init__(self, name: str, waiting: int) -> None:
         self._room = waiting
         self._queue: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._seconds = 0.05  # that one turn takes, as of late
+        self._seconds = 0.05  # moving average of the time per item
         super().__init__(name)
 
     def __len__(self) -> int:
@@ -35,11 +35,11 @@ class Turns(Worker):
 
     @property
     def wait(self) -> float:
-        """Seconds after which it may be worth asking again."""
+        """Seconds after which a retry may succeed."""
         return min(60.0, self._seconds * (len(self._queue) + 1))
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """The result to come. Cancelling it takes it out, unless its turn has come."""
+        """Queue work. Cancelling the future removes it, unless it has started."""
         future: Future[T] = Future()
         with self._changed:
             if self._closing:
@@ -64,4 +64,4 @@ class Turns(Worker):
                 except BaseException as error:
                     future.set_exception(error)
                 self._seconds += 0.1 * (min(time.monotonic() - began, 60.0) - self._seconds)
-            del future, work  # or the last one's tensors would stay until the next comes
+            del future, work  # else its tensors are kept until the next item

@@ -1,4 +1,4 @@
-"""From the body of a request to what was asked: JSON with base64, or a form with files."""
+"""Request bodies: JSON with base64 images, or forms with files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anytimecl.serve.problems import Problem, of_validation
 from anytimecl.serve.schemas import IMAGES, LABELS, Asked, LearnBatchAsked
 
 Model = TypeVar("Model", bound=Asked)
-PARTS = 300_000  # of JSON: three times what 64 records with as many candidates as may be have
+PARTS = 300_000  # of JSON: three times those of 64 records with all candidates allowed
 KEYS = 10_000
 SLICE = 1 << 20  # bytes
 _KEY = re.compile(rb'"\s*:')
@@ -29,16 +29,16 @@ _DATA_URL = re.compile(r"data:[\w.+/-]*(;[\w.+=-]+)*;base64,", re.ASCII)
 async def read(
     request: Request, model: type[Model], files: str, lists: frozenset[str]
 ) -> tuple[Model, list[bytes | ImageError]]:
-    """The request, and its images, each as bytes or with what is wrong with it.
+    """The request and its images, each as bytes or as an error.
 
-    `files` names the field with images; of a form, the fields in `lists` may come several times.
+    `files` names the field with images; in a form, the fields in `lists` may occur several times.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json":
         asked = parse(model, await whole_body(request))
         given = getattr(asked, files)
         texts = given if isinstance(given, list) else [given]
-        setattr(asked, files, type(given)())  # or the text would stay as long as the request
+        setattr(asked, files, type(given)())  # else the text is kept as long as the request
         return asked, [base64_or_error(text) for text in texts]
     if kind == "multipart/form-data":
         form = await _parse_form(request)
@@ -50,9 +50,9 @@ async def read(
 
 
 class _InMemory(MultiPartParser):
-    """As `request.form()`, which writes large files to a disk: it may be full, or read-only."""
+    """As `request.form()`, which writes large files to disk: that may be full or read-only."""
 
-    spool_max_size = 0  # for ever in RAM; the guard bounds how much that is
+    spool_max_size = 0  # always in RAM; the guard limits the size
 
 
 async def _parse_form(request: Request) -> FormData:
@@ -64,12 +64,12 @@ async def _parse_form(request: Request) -> FormData:
 
 
 async def whole_body(request: Request) -> bytes:
-    """As `request.body()`, which would keep it as long as the request lasts."""
+    """As `request.body()`, which would keep it as long as the request."""
     return b"".join([part async for part in request.stream()])
 
 
 async def json_body(request: Request) -> bytes:
-    """A body that is JSON, or empty."""
+    """A body that must be JSON or empty."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     body = await whole_body(request)
     if body and kind != "application/json":
@@ -78,9 +78,9 @@ async def json_body(request: Request) -> bytes:
 
 
 def check_json(body: bytes) -> None:
-    """Refuse what is nothing but parts: 32 MiB of `[],` take a gigabyte and seconds to be read."""
+    """Reject JSON with too many parts: 32 MiB of `[],` take a gigabyte and seconds to parse."""
     parts = 0
-    for start in range(0, len(body), SLICE):  # what is refused is not even counted to its end
+    for start in range(0, len(body), SLICE):  # stops counting once it is too much
         piece = body[start : start + SLICE]
         parts += piece.count(b",") + piece.count(b"[") + piece.count(b"{")
         if parts > PARTS:
@@ -90,7 +90,7 @@ def check_json(body: bytes) -> None:
 
 
 def parse(model: type[Model], body: bytes) -> Model:
-    """JSON, taken at its word: no text becomes a number."""
+    """Validate JSON strictly: strings are not converted to numbers."""
     check_json(body)
     try:
         return model.model_validate_json(body, strict=True)
@@ -99,7 +99,7 @@ def parse(model: type[Model], body: bytes) -> Model:
 
 
 def from_base64(text: str) -> bytes:
-    """The bytes of an image.
+    """The bytes of a base64 image.
 
     >>> from_base64("data:image/png;base64,aGk=")
     b'hi'
@@ -112,7 +112,7 @@ def from_base64(text: str) -> bytes:
 
 
 def base64_or_error(text: str) -> bytes | ImageError:
-    """One bad image of many stops nothing."""
+    """As `from_base64`, with an error instead of an exception."""
     try:
         return from_base64(text)
     except ImageError as error:
@@ -137,7 +137,7 @@ async def _from_form(
             values[name] = entries if name in lists else entries[-1]
             if name not in lists and len(entries) > 1:
                 raise Problem(422, f"{name[:60]!r} comes more than once.")
-    # The images themselves need no check as text.
+    # The images need no validation as text.
     one = model.model_fields[files].annotation is str
     if one and len(images) > 1:
         raise Problem(422, f"{files}: send one file.")
@@ -150,7 +150,7 @@ async def _from_form(
 
 
 def body_schema(model: type[Asked], files: str, *, many: bool) -> Mapping[str, Any]:
-    """For the description: the same request in either form."""
+    """Request body for OpenAPI, as JSON and as a form."""
     plain = model.model_json_schema(ref_template="#/components/schemas/{model}")
     form = {**plain, "properties": dict(plain["properties"])}
     form.pop("examples", None)
@@ -158,7 +158,7 @@ def body_schema(model: type[Asked], files: str, *, many: bool) -> Mapping[str, A
     form["properties"][files] = (
         {"type": "array", "items": file, "minItems": 1, "maxItems": IMAGES} if many else file
     )
-    for name, field in form["properties"].items():  # a form has no null: leave the field out
+    for name, field in form["properties"].items():  # a form has no null: fields are left out
         kinds = [kind for kind in field.get("anyOf", ()) if kind.get("type") != "null"]
         if kinds:
             form["properties"][name] = {**kinds[0], "description": field.get("description", "")}
@@ -177,14 +177,14 @@ def body_schema(model: type[Asked], files: str, *, many: bool) -> Mapping[str, A
 
 
 def json_schema(model: type[Asked]) -> dict[str, Any]:
-    """For the description: a body of JSON, with its example."""
+    """Request body for OpenAPI: JSON, with an example."""
     plain = model.model_json_schema()
     content = {"application/json": {"schema": plain, "example": plain["examples"][0]}}
     return {"requestBody": {"required": True, "content": content}}
 
 
 def batch_schema() -> dict[str, Any]:
-    """For the description; the model of one example stands where it is used."""
+    """Request body for OpenAPI, with the model of an example inlined."""
     plain = LearnBatchAsked.model_json_schema()
     plain["properties"]["examples"]["items"] = plain.pop("$defs")["LessonAsked"]
     content = {"application/json": {"schema": plain, "example": plain["examples"][0]}}

@@ -1,4 +1,4 @@
-"""A thread that works until it is told to end."""
+"""A worker thread."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 
 class Worker:
-    """Does `_run` in a thread of its own, which waits for `_changed` and minds `_closing`."""
+    """Runs `_run` in a thread, which waits for `_changed` and ends when `_closing` is set."""
 
     def __init__(self, name: str) -> None:
         self._changed = threading.Condition()
@@ -16,11 +16,11 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether work is still being done."""
+        """Whether the thread is running."""
         return self._thread.is_alive() and not self._closing
 
     def close(self) -> None:
-        """Finish what waits, and end."""
+        """Finish the queue, then stop."""
         with self._changed:
             self._closing = True
             self._changed.notify()

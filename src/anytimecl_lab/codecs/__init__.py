@@ -1,6 +1,6 @@
 """The codecs compared in the lab: the library's, and those that are fitted to a data set.
 
-The library has none of the latter, since a new memory has no data to fit to.
+The library has none of the latter, since a new memory has no data to fit them to.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 _OWN: dict[str, Callable[..., Codec]] = {
     "vq": lambda spec, tail: Vq(spec),
     "pca-dataset": lambda spec, tail: PcaDataset(spec),
-    # The paper's CLS weight as it is printed, which is not what its figures were made with.
+    # The CLS weight as printed in the paper, which is not the one used for its figures.
     "pca-image-literal": configured(PcaImage, PcaImageConfig, cls_weight="literal", int8=False),
     "pca-image-literal-int8": configured(PcaImage, PcaImageConfig, cls_weight="literal", int8=True),
 }

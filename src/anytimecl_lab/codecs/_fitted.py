@@ -32,7 +32,7 @@ class FittedCodec(ABC):
 
     def __init__(self, spec: Spec, shapes: dict[str, int]) -> None:
         self._fingerprint = spec.fingerprint
-        self._dimensions = shapes  # name of each tensor, and how many dimensions it has
+        self._dimensions = shapes  # name -> number of dimensions, of each tensor
         self._fit: dict[str, Tensor] = {}
         self._mark = 0
 
@@ -49,7 +49,7 @@ class FittedCodec(ABC):
             save_file(self._fits(), draft, metadata={"anytimecl": json.dumps(about)})
 
     def load(self, path: str | Path) -> None:
-        """Load the tensors; those of another codec or model are refused."""
+        """Load the tensors; raises for those of another codec or model."""
         try:
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {}).get("anytimecl", "{}"))

@@ -16,8 +16,8 @@ from anytimecl.codec._record import pack, unpack
 from anytimecl.errors import ModelError, StoreError
 from anytimecl_lab.codecs._fitted import FittedCodec, images_of
 
-_HEAD = struct.Struct("<IH")  # mark of the fit, chunk
-_AT_ONCE = 32  # images in one product: more are not faster, and less precise
+_HEAD = struct.Struct("<IH")  # digest of the fit, chunk
+_AT_ONCE = 32  # images per product: more are not faster, and less precise
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class PcaDataset(FittedCodec):
         fit = self._fits()
         centred = checked(tokens, self._shape) - fit["mean"][:, None]  # [chunk, token, width]
         coefficients = centred @ fit["components"].mT
-        # Bases are orthonormal, so the nearest is the one that leaves the least.
+        # Bases are orthonormal, so the best one has the smallest residual.
         left = centred.double().square().sum((1, 2)) - coefficients.double().square().sum((1, 2))
         chunk = int(left.argmin())
         values = coefficients[chunk].numpy().astype("<f4")
@@ -110,7 +110,7 @@ class _Moments:
     def __init__(self, first: Tensor) -> None:
         self.images = 0
         self._tokens = 0
-        self._centre = first.mean(0)  # near the mean, for precision
+        self._centre = first.mean(0)  # approximate mean, for precision
         self._sum = torch.zeros(first.shape[1], dtype=torch.float64)
         self._squares = torch.zeros(first.shape[1], first.shape[1], dtype=torch.float64)
 

@@ -16,7 +16,7 @@ from anytimecl.codec._record import pack, unpack
 from anytimecl.errors import ModelError, StoreError
 from anytimecl_lab.codecs._fitted import FittedCodec, images_of
 
-_HEAD = struct.Struct("<I")  # mark of the fit
+_HEAD = struct.Struct("<I")  # digest of the fit
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def learn_codes(samples: Tensor, config: VqConfig, generator: torch.Generator) -
     """
     order = torch.randperm(len(samples), generator=generator)
     codes = samples[order[torch.arange(config.codes) % len(samples)]].clone()
-    weights = torch.zeros(config.codes)  # samples that each code stands for; old ones fade
+    weights = torch.zeros(config.codes)  # decaying number of samples of each code
     for _ in range(config.passes):
         order = torch.randperm(len(samples), generator=generator)
         for start in range(0, len(samples), config.batch):

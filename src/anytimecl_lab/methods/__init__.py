@@ -1,4 +1,4 @@
-"""Methods under one small interface: learn the examples of a stage, predict over any labels."""
+"""Methods with one interface: learn the examples of a stage, predict over any labels."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ from anytimecl_lab.world import World
 class Method(ABC):
     """Learns the examples of a stage, and predicts over any labels at any time."""
 
-    online: ClassVar[bool] = False  # learns every example as it comes, not a whole stage or task
+    online: ClassVar[bool] = False  # learns example by example, not whole stages or tasks
 
-    default: str = ""  # which of its readings is the answer
+    default: str = ""  # the reading used by default
 
-    refused: float = 0.5  # an image is none of the labels where `none` is above this
+    refused: float = 0.5  # above this value of `none` an image is rejected
 
     def __init__(self, world: World) -> None:
         self.world = world

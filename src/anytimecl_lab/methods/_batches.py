@@ -1,4 +1,4 @@
-"""Training stage by stage: shuffled batches, AdamW, and the paper's cosine."""
+"""Stage-wise training: shuffled batches, AdamW, and the paper's cosine schedule."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Schedule:
 
     epochs: int = 32
     batch: int = 256
-    lr: float = _PLAIN.offline_lr / _PLAIN.offline_batch  # for each example of a batch ...
-    per_example: bool = field(default=True, kw_only=True)  # ... or of every batch
+    lr: float = _PLAIN.offline_lr / _PLAIN.offline_batch  # per example in a batch ...
+    per_example: bool = field(default=True, kw_only=True)  # ... or per batch
     least: float = _PLAIN.offline_least_lr
     weight_decay: float = _PLAIN.weight_decay
 
@@ -63,7 +63,7 @@ def train(
 
 
 def batches(examples: Sequence[int], size: int, epochs: int, seed: int) -> Iterator[list[int]]:
-    """Every example once an epoch, in random order.
+    """Every example once per epoch, in random order.
 
     >>> sorted(sum(batches([7, 8, 9], size=2, epochs=1, seed=0), []))
     [7, 8, 9]

@@ -52,7 +52,7 @@ class Frozen(Method):
 
     @torch.no_grad()
     def read(self, images: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-        """The same from unit vectors [image, dim]."""
+        """The same from unit embeddings [image, dim]."""
         world = self.world
         original = world.spec.logit_scale * images @ world.label_vectors(names).T
         places = torch.tensor([self.rows.get(name, -1) for name in names], device=world.device)

@@ -29,7 +29,7 @@ from anytimecl_lab.world import World
 SCALE = 100.0  # of cosines
 BLEND = "ocw"
 SAMPLER = "class_balanced"
-SEEN = "tuned if all are seen"  # a reading: the simple rule of the paper's section on MTIL
+SEEN = "tuned if all are seen"  # reading: the simple rule in the paper's section on MTIL
 
 
 Inputs = tuple[Spec, Params, Settings, Examples, Sequence[str], Mapping[str, Tensor]]  # of a stream
@@ -71,7 +71,7 @@ class PaperLearner(OnlineLearner):
         """No-op: "other" is initialised with zero."""
 
     def update(self, gradients: Mapping[str, Gradient], lr: Tensor, count: Tensor) -> None:
-        """The step, with that of "other" in units of its logit instead of a cosine."""
+        """AdamW step, with that of "other" in units of its logit instead of a cosine."""
         if "other" not in gradients:
             super().update(gradients, lr, count)
             return
@@ -84,7 +84,7 @@ class PaperLearner(OnlineLearner):
         """Label vectors [label, dim]; a tuned classifier's rows need not be of unit length.
 
         Stored as differences from the text embeddings, so weight decay pulls a row to its initial
-        value instead of zero: at the paper's rate half a per cent in ten thousand steps.
+        value instead of zero: at the paper's rate, by half a per cent in ten thousand steps.
         """
         return shifted(vectors, shifts, rows) if len(shifts) else vectors
 

@@ -1,4 +1,4 @@
-"""Random features: the same for the same seed, on every device."""
+"""Random features, reproducible on every device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Features = Callable[[Tensor], Tensor]  # [image, dim] -> [image, feature]
 
 
 def relu_features(dim: int, count: int, seed: int, device: torch.device) -> Features:
-    """ReLU of a random projection, of about unit length."""
+    """ReLU of a random projection, with norms near 1."""
     generator = torch.Generator().manual_seed(seed)
     projection = math.sqrt(2 / count) * torch.randn(dim, count, generator=generator).to(device)
     return lambda vectors: (vectors @ projection.to(vectors)).relu()

@@ -1,4 +1,4 @@
-"""Ridge regression, solved on whichever side is smaller: examples or features."""
+"""Ridge regression, in the smaller of the two dimensions: examples or features."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def ridge(features: Tensor, penalty: float, right: Tensor) -> Tensor:
 
 
 def left_out(features: Tensor, told: Tensor, penalties: Sequence[float]) -> Iterator[Tensor]:
-    """For each penalty what regression on all other examples says of each, [example, column].
+    """For each penalty, leave-one-out predictions [example, column].
 
-    In closed form: the residual of the fit to all, over one less the example's leverage.
+    In closed form: the residual of the full fit, divided by 1 - leverage.
     """
     count, width = features.shape
     if count < width:

@@ -1,4 +1,4 @@
-"""Nearest class mean (prototypes): an image is of the label whose mean image it is most like."""
+"""Nearest class mean (prototypes)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from anytimecl_lab.methods._frozen import Frozen
 
 
 class ClassMean(Frozen):
-    """Cosine to the mean of each label's vectors, at the original model's logit scale.
+    """Cosine to the mean of each label's embeddings, at the original model's logit scale.
 
-    An image is none of the labels as far as it is from the nearest mean.
+    "None of these" is the distance to the nearest mean.
     """
 
     def _fit(self, vectors: Tensor, targets: Tensor) -> None:
@@ -26,7 +26,7 @@ class ClassMean(Frozen):
 
     @torch.no_grad()
     def none(self, tokens: Tensor | TailInput, names: Sequence[str]) -> Tensor | None:
-        """One less the cosine to the nearest mean of these labels."""
+        """1 - cosine to the nearest mean of these labels."""
         rows = [self.rows[name] for name in names if name in self.rows]
         if not rows:
             return None
@@ -35,7 +35,7 @@ class ClassMean(Frozen):
 
 
 def means(vectors: Tensor, targets: Tensor) -> Tensor:
-    """[row, dim], the mean vector of every label.
+    """Mean embedding of each label, [row, dim].
 
     >>> means(torch.tensor([[0.0], [2.0], [5.0]]), torch.tensor([0, 0, 1]))
     tensor([[1.],

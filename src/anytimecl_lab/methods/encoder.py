@@ -1,4 +1,4 @@
-"""Another encoder in place of the tuned one: the paper's DINOv2 beside the original CLIP."""
+"""Another encoder as the tuned model: the paper's DINOv2 with CLIP as the original model."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from anytimecl_lab.world import World
 
 
 class PaperJointLearner(JointLearner, PaperLearner):
-    """The layer that matches dimensions learns with the block, in the paper's setting."""
+    """Trains the layer that matches dimensions with the block, in the paper's setting."""
 
 
 class BesideOriginal(EncoderStream):
-    """A stream in which "original" is the model whose labels the encoder has taken over."""
+    """A stream whose original model is not the encoder, but the model with the labels."""
 
     def __init__(self, *given: Any, seen: Tensor, paper: bool, **options: Any) -> None:
         self._seen = seen  # [example, dim], by the original model
@@ -36,8 +36,9 @@ class BesideOriginal(EncoderStream):
 
 
 class JoinedEncoder(Method):
-    """The tuned model is the recipe's `encoder`, whose features a linear layer brings into the
-    label space; the original model, its estimates and OCW are as ever.
+    """The tuned model is the recipe's `encoder`, with a linear layer into the label space.
+
+    The original model, its estimates and OCW are the usual ones.
     """
 
     online = True
@@ -67,7 +68,7 @@ class JoinedEncoder(Method):
         self.stream.learn(examples)
 
     def predict(self, tokens: Tensor | TailInput, names: Sequence[str]) -> Tensor:
-        """Nothing can be said of the model's tokens alone."""
+        """Not possible from one encoder's tokens."""
         raise ModelError("This method answers from the tokens of two encoders: ask `both`.")
 
     def both(

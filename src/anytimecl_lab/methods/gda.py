@@ -14,12 +14,12 @@ class Gda(Frozen):
     """Linear discriminants with one covariance for all labels, and equal priors.
 
     The precision matrix is the paper's empirical-Bayes ridge estimate, `d ((N - 1) S + tr(S) 1)^-1`
-    for N vectors of width d and their covariance S within labels. The paper adds the zero-shot
-    logits; here that is the reading "+ zero-shot", and its weight is not searched for.
+    for N embeddings of dimension d and their within-label covariance S. The paper adds the
+    zero-shot logits; here that is the reading "+ zero-shot", with a fixed weight.
 
-    With one example of each label there is no covariance to estimate, which the paper's settings
-    never meet: then the precision is the identity times the original model's logit scale, which
-    is the nearest mean.
+    With one example per label there is no covariance to estimate (the paper has no such setting).
+    Then the precision is the identity times the original model's logit scale, i.e. nearest class
+    mean.
     """
 
     def _fit(self, vectors: Tensor, targets: Tensor) -> None:
@@ -31,9 +31,9 @@ class Gda(Frozen):
 
 
 def discriminants(vectors: Tensor, targets: Tensor, scale: float) -> Linear:
-    """Logits that are linear in vectors [example, dim], with the precision matrix of the paper.
+    """Linear discriminants from embeddings [example, dim], with the paper's precision matrix.
 
-    Where vectors of a label are all the same, the precision matrix is the identity times `scale`.
+    If the embeddings of each label are identical, the precision is the identity times `scale`.
     """
     centres = means(vectors, targets)
     apart = vectors - centres[targets]

@@ -15,12 +15,12 @@ from anytimecl_lab.world import World
 
 
 class ICaRL(LwF):
-    """`memory` exemplars in all, equally many a class, 2000 as in the paper.
+    """`memory` exemplars in total, the same number per class; 2000 as in the paper.
 
-    Forced by the setting: outputs are cosines with label embeddings, so distillation is over a
-    softmax and not over sigmoids; a class may come back, and then exemplars are chosen anew among
-    the old ones and the newcomers; and the nearest mean of exemplars can only answer where every
-    candidate has exemplars. Elsewhere the tuned block answers by label embeddings.
+    Deviations forced by the setting: outputs are cosines with label embeddings, so distillation is
+    over a softmax, not sigmoids; a class may come back, and then exemplars are chosen from the old
+    ones and the new examples; and nearest mean of exemplars applies only if every candidate has
+    exemplars. Otherwise the tuned block predicts with label embeddings.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class ICaRL(LwF):
         self.means: dict[str, Tensor] = {}
 
     def learn(self, examples: Sequence[int]) -> None:
-        """Train on newcomers and exemplars, then choose exemplars again."""
+        """Train on new examples and exemplars, then choose exemplars again."""
         kept = [i for some in self.exemplars.values() for i in some]
         super().learn([*examples, *kept])
         each = max(1, self.memory // len(self.rows))
@@ -46,7 +46,7 @@ class ICaRL(LwF):
             self.means[name] = F.normalize(vectors[chosen].mean(0), dim=-1)
 
     def predict(self, tokens: Tensor | TailInput, names: Sequence[str]) -> Tensor:
-        """By the nearest mean of exemplars, where all candidates have one."""
+        """Nearest mean of exemplars, if all candidates have one."""
         if any(name not in self.means for name in names):
             return super().predict(tokens, names)
         with torch.no_grad():
@@ -64,7 +64,7 @@ class ICaRL(LwF):
 
 
 def herd(vectors: Tensor, count: int) -> list[int]:
-    """Rows [row, dim] whose running mean stays nearest the mean of all, in order of choice.
+    """Rows of [row, dim] whose running mean stays nearest to the overall mean, in order of choice.
 
     >>> herd(torch.tensor([[0.0], [1.0], [5.0], [2.0]]), 2)
     [3, 1]

@@ -13,10 +13,10 @@ from anytimecl_lab.world import World
 
 
 class Klda(Frozen):
-    """An RBF kernel of this width, by random features, and one covariance for all labels.
+    """Random features of an RBF kernel of this width, and one covariance for all labels.
 
-    The paper inverts the covariance as it is, from tens of thousands of examples. A label has
-    few here, so the covariance is shrunken as `gda` does it.
+    The paper inverts the covariance, estimated from tens of thousands of examples. Here labels have
+    few examples, so it is regularised as in `gda`.
     """
 
     def __init__(

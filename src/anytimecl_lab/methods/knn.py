@@ -1,4 +1,4 @@
-"""kNN with AIM: the nearest stored examples vote."""
+"""kNN with AIM."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from anytimecl_lab.world import World
 
 
 class NearestNeighbours(Complementary):
-    """Each of the `k` nearest examples votes for its label, by its likeness to the image.
+    """The `k` nearest examples vote for their labels, weighted by similarity.
 
-    A vote weighs `exp(likeness / warmth)` of the cosine. Labels without a neighbour get next to
-    nothing, and the original model speaks for them.
+    The weight is `exp(cosine / warmth)`. Labels without a neighbour get almost no weight, so that
+    the original model decides about them.
     """
 
     def __init__(self, world: World, *, k: int = 10, warmth: float = 0.05) -> None:
@@ -30,7 +30,7 @@ class NearestNeighbours(Complementary):
 def votes(
     images: Tensor, vectors: Tensor, targets: Tensor, labels: int, k: int, warmth: float
 ) -> Tensor:
-    """Shares [image, label] of the votes of the k nearest, all positive.
+    """Normalised votes [image, label] of the k nearest neighbours, all positive.
 
     >>> vectors, targets = torch.eye(3), torch.tensor([0, 1, 1])
     >>> votes(torch.tensor([[0.0, 0.8, 0.6]]), vectors, targets, labels=2, k=2, warmth=0.1).argmax()

@@ -1,4 +1,4 @@
-"""Multinomial logistic regression on the vectors."""
+"""Multinomial logistic regression on embeddings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anytimecl_lab.world import World
 
 
 class Logistic(Frozen):
-    """With a square penalty; `strength` is scikit-learn's C. Fitted anew to all examples."""
+    """With an L2 penalty; `strength` is scikit-learn's C. Refitted to all examples."""
 
     online = False
 

@@ -1,4 +1,4 @@
-"""Learning without Forgetting (Li and Hoiem, 2016): new images keep answering the old questions."""
+"""Learning without Forgetting (Li and Hoiem, 2016): distillation of old outputs on new images."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from anytimecl_lab.world import World
 
 
 class LwF(Distilled):
-    """Cross-entropy, plus distillation from the model before the stage over the labels it knew.
+    """Cross-entropy, plus distillation from the model before the stage over its seen labels.
 
-    Temperature 2 and weight 1, as in the paper; no example is kept. Forced by the setting: old
+    Temperature 2 and weight 1, as in the paper; no example is stored. Forced by the setting: old
     "heads" are the label embeddings of earlier stages. In the first stage there are none.
     """
 
@@ -25,7 +25,7 @@ class LwF(Distilled):
         self._before: dict[str, Tensor] = {}
 
     def learn(self, examples: Sequence[int]) -> None:
-        """Fine-tune under the eyes of the model as it was."""
+        """Fine-tune with distillation from the model before this stage."""
         self._old = list(self.rows)
         self._before = {name: value.clone() for name, value in self.block.items()}
         super().learn(examples)

@@ -1,4 +1,4 @@
-"""AnytimeCL, offline: some epochs over all stored examples after each stage."""
+"""AnytimeCL, offline: several epochs over all stored examples after each stage."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from anytimecl_lab.world import World
 
 
 class Offline(Method):
-    """AnytimeCL, offline, with the epochs that suit small sets and this project's blend.
+    """AnytimeCL, offline, with epochs suitable for small data sets and this project's blend.
 
-    What is known of the models must come from examples that the tuned one has not met, and a
-    model from before the stage says nothing about labels that are new in it. So one is trained
-    without each half of the newcomers, and asked about that half.
+    Estimates of accuracy need examples that the tuned model was not trained on, and the model
+    before the stage does not know its new labels. So two models are trained, each without one half
+    of the new examples, and evaluated on that half.
     """
 
     def __init__(self, world: World, *, epochs: int = 32, batch: int = 256) -> None:
@@ -43,7 +43,7 @@ class Offline(Method):
         self.rows = self.model.rows
 
     def learn(self, examples: Sequence[int]) -> None:
-        """Score, store, train over everything."""
+        """Score, store, then train on everything."""
         labels = self.world.labels
         for i in examples:
             if labels[i] not in self.rows:
@@ -62,14 +62,14 @@ class Offline(Method):
     def _evidence(
         self, asked: Sequence[int], tuned: Mapping[str, Tensor]
     ) -> Iterator[tuple[int, Tensor]]:
-        """Examples as weights that never met them see them."""
+        """Embeddings of examples by weights that were not trained on them."""
         for start in range(0, len(asked), self.schedule.batch):
             some = asked[start : start + self.schedule.batch]
             images = self.world.image_vectors(tuned, self.world.take(some)).cpu()
             yield from zip(some, images, strict=True)
 
     def _trained(self, examples: Sequence[int]) -> dict[str, Tensor]:
-        """What training on these makes of the weights, which stay."""
+        """The weights after training on these examples; the learner's are unchanged."""
         leaves = {name: value.clone() for name, value in self.learner.trainable().items()}
         train(leaves, self._loss, examples, self.schedule, self.world.seed + len(examples))
         return leaves
@@ -104,7 +104,7 @@ class Offline(Method):
     def _answers(
         self, asked: Sequence[int], tuned: Mapping[str, Tensor]
     ) -> dict[int, tuple[bool, bool]]:
-        """Whether the tuned and the original model are right about each."""
+        """Whether the tuned and the original model are right about each example."""
         right = {}
         for start in range(0, len(asked), self.schedule.batch):
             some = asked[start : start + self.schedule.batch]
@@ -136,8 +136,8 @@ class Offline(Method):
 class PaperOffline(Offline):
     """The paper's AnytimeCL (Offline): ten epochs in batches of 2,048 at 6e-4, scale 100, OCW.
 
-    As the text has it, newcomers are scored before the update: by the model from before the stage.
-    A set smaller than a batch is one batch, at the same rate.
+    As in the text, new examples are scored by the model before the stage. A data set smaller than a
+    batch is one batch, at the same rate.
     """
 
     def __init__(self, world: World, *, epochs: int = 10, batch: int = 2048) -> None:

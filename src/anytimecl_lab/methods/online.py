@@ -1,4 +1,4 @@
-"""AnytimeCL, online: one step for every example."""
+"""AnytimeCL, online: one step per example."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from anytimecl_lab.world import World
 
 
 class Online(Method):
-    """The method of this project, as `AnytimeClassifier` runs it, all blends read at once.
+    """This project's method, as in `AnytimeClassifier`, with all blends evaluated in one run.
 
-    `batch` keeps the ratio of learning rate to batch size, as the paper's ablation does. `etas`
-    are further memories of the estimates, read as "ocw eta=0.9" and so on: estimates follow
-    from the same scored examples, so they need no run of their own. `paper` is the paper's
-    setting where this project's default differs: see `_paper.py`.
+    `batch` keeps the ratio of learning rate to batch size, as in the paper's ablation. `etas` are
+    further decay rates of the estimates, evaluated as "ocw eta=0.9" and so on; they need no runs of
+    their own, since all estimates use the same scored examples. `paper` selects the paper's setting
+    where this project's defaults differ: see `_paper.py`.
     """
 
     online = True
@@ -77,7 +77,7 @@ class Online(Method):
         opinions = self.stream.opinions(tokens, names, vectors)
         read = {name: blend(name, opinions) for name in BLENDS}
         read[SEEN] = if_all_seen(opinions)
-        if not bool(opinions.seen.any()):  # nothing learned changes such an answer, but this one
+        if not bool(opinions.seen.any()):  # all other readings are the original model's then
             unseen = torch.full((len(names),), -1, device=vectors.device)
             read["tuned"] = self.stream.learner.tuned_logits(tokens, vectors, unseen).softmax(1)
         for estimates in self.etas:
@@ -90,13 +90,13 @@ class Online(Method):
         return read
 
     def none(self, tokens: Tensor | TailInput, names: Sequence[str]) -> Tensor:
-        """The probability [image] of none of these labels."""
+        """Probabilities [image] of "none of these"."""
         vectors = self.world.label_vectors(names)
         return none_of_these(self.stream.opinions(tokens, names, vectors))
 
 
 class _Shared(Estimates):
-    """Estimates that tell others of every scored example."""
+    """Estimates that forward every scored example to others."""
 
     def __init__(self, eta: float = ETA, others: Sequence[Estimates] = ()) -> None:
         super().__init__(eta)

@@ -1,4 +1,4 @@
-"""The original model: never learns, and is what everything else is measured against."""
+"""The original model, which never learns: the reference for all methods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Original(Method):
     online = True
 
     def learn(self, examples: Sequence[int]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def predict(self, tokens: Tensor | TailInput, names: Sequence[str]) -> Tensor:
         """Probabilities of the frozen tail."""

@@ -1,4 +1,4 @@
-"""The paper's partitions: a tuned block for every part of the feature space."""
+"""The paper's partitions: a tuned block for each partition of the feature space."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from anytimecl_lab.world import World
 
 
 class PaperLeaf(LeafStream):
-    """A part in the paper's setting."""
+    """A partition in the paper's setting."""
 
     learner_type = PaperLearner
 
 
 class PaperTree(TreeStream):
-    """All of them."""
+    """The tree of partitions."""
 
     leaf_type = PaperLeaf
 
 
 class Partitions(Method):
-    """Examples find their part by the original model's image vector; one of more than `capacity`
-    examples is cut in two by k-means, and each half goes on from the whole's weights. None: one
-    model, however many examples.
+    """Partitions of the feature space, by the original model's image embedding.
+
+    A partition with more than `capacity` examples is split in two by k-means, and each half starts
+    from its weights. None: one model, however many examples.
     """
 
     online = True
@@ -43,10 +44,10 @@ class Partitions(Method):
         )
 
     def learn(self, examples: Sequence[int]) -> None:
-        """One online step for each, by its part."""
+        """One online step per example, in its partition."""
         self.tree.learn(examples)
 
     def predict(self, tokens: Tensor | TailInput, names: Sequence[str]) -> Tensor:
-        """The default blend of the part that an image belongs to."""
+        """The default blend of each image's partition."""
         images = self.world.image_vectors(self.world.tail, tokens)
         return self.tree.answers([(tokens, images)], names, self.default)

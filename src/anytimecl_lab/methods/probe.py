@@ -77,15 +77,15 @@ class Complementary(Method):
 
     @abstractmethod
     def _fit(self, vectors: Tensor, targets: Tensor) -> None:
-        """Learn from unit vectors [example, dim] and rows of labels [example]."""
+        """Fit to unit embeddings [example, dim] and rows of labels [example]."""
 
     @abstractmethod
     def _scores(self, images: Tensor) -> Tensor:
-        """Probabilities [image, label seen] for unit vectors [image, dim]."""
+        """Probabilities [image, seen label] from unit embeddings [image, dim]."""
 
 
 class LinearProbe(Complementary):
-    """Logistic regression over every stored embedding."""
+    """Logistic regression on all stored embeddings."""
 
     def __init__(self, world: World, *, strength: float = 1000.0) -> None:
         super().__init__(world)
@@ -99,7 +99,7 @@ class LinearProbe(Complementary):
 
 
 class Linear:
-    """Logits [image, label] of unit vectors [image, dim]."""
+    """Logits [image, label] of unit embeddings [image, dim]."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         self.weight, self.bias = weight, bias
@@ -111,7 +111,7 @@ class Linear:
 def logistic(
     vectors: Tensor, targets: Tensor, labels: int, strength: float, steps: int = 200
 ) -> Linear:
-    """Multinomial logistic regression with a square penalty, by L-BFGS on the device.
+    """Multinomial logistic regression with an L2 penalty, by L-BFGS on the device.
 
     `strength` is scikit-learn's C: the sum of losses, plus half the squared weights over C.
     """

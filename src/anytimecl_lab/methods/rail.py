@@ -17,8 +17,8 @@ from anytimecl_lab.world import World
 class Rail(Frozen):
     """Ridge regression of one-hot labels on a random hidden layer, or on an RBF kernel.
 
-    The paper's recursion over tasks gives the same weights as all examples at once, up to rounding,
-    so they are solved for at once. `kernel` selects the paper's other form, here with random
+    The paper's recursion over tasks gives the same weights as a fit to all examples, up to
+    rounding, so they are fitted at once. `kernel` selects the paper's other form, here with random
     Fourier features, so that its size does not grow. The paper uses the original model to decide
     whether an image is of a learned task; here unseen labels keep its probability, as in every
     method of this kind.

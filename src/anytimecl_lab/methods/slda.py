@@ -37,8 +37,8 @@ class Slda(Frozen):
 def streamed(vectors: Tensor, targets: Tensor, shrinkage: float) -> Linear:
     """Discriminants after all examples [example, dim], in the order of their arrival."""
     steps = _apart(vectors, targets)
-    # t / (t + 1) of each step is added to t times the covariance so far, one by one: in the end
-    # that is one sum.
+    # The recursive update adds t / (t + 1) of each outer product to t times the covariance:
+    # this is a single sum.
     before = torch.arange(len(vectors), device=vectors.device).to(vectors)
     weighed = steps * (before / (before + 1)).sqrt()[:, None]
     covariance = weighed.T @ weighed / len(vectors)

@@ -1,4 +1,4 @@
-"""Tip-Adapter (Zhang et al., ECCV 2022), training-free: a cache of examples beside zero-shot."""
+"""Tip-Adapter (Zhang et al., ECCV 2022), training-free: zero-shot plus a cache of examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree probe with AIM: examples clustered on the way in, a linear probe for each cluster."""
+"""TreeProbe with AIM: a tree of clusters with a linear probe each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class VectorRegion:
 
     centre: Tensor  # [dim], unit
     members: Tensor  # [member], rows of the stored embeddings
-    probe: Linear | None = None  # None: not fitted since it changed
-    labels: Tensor | None = None  # [label], rows of the labels that its probe knows
+    probe: Linear | None = None  # None: not fitted since the last change
+    labels: Tensor | None = None  # [label], rows of the probe's labels
 
 
 class TreeProbe(Complementary):
@@ -37,7 +37,7 @@ class TreeProbe(Complementary):
         super().__init__(world)
         self.capacity, self.near, self.strength = capacity, near, strength
         self.leaves: list[VectorRegion] = []
-        self._known = 0  # stored embeddings that are in the tree
+        self._known = 0  # number of embeddings in the tree
 
     def _fit(self, vectors: Tensor, targets: Tensor) -> None:
         fresh = torch.arange(self._known, len(vectors), device=vectors.device)

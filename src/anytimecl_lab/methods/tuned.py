@@ -1,4 +1,4 @@
-"""Fine-tuning of the last block by stages: lower bound, upper bound, and base of baselines."""
+"""Stage-wise fine-tuning of the last block: lower bound, upper bound, and base of baselines."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Sequential(Method):
         self._train(examples)
 
     def predict(self, tokens: Tensor | TailInput, names: Sequence[str]) -> Tensor:
-        """Probabilities of the tuned block alone."""
+        """Probabilities of the tuned model alone."""
         with torch.no_grad():
             images = self.world.image_vectors(self._weights(), tokens)
         return (self.world.spec.logit_scale * images @ self.world.label_vectors(names).T).softmax(1)
@@ -86,9 +86,9 @@ class Joint(Sequential):
 
 
 class FineTune(Sequential):
-    """The protocol of the paper's tables of codecs: ten epochs, batches of 32, at 5e-6 throughout.
+    """The protocol of the paper's tables of codecs: ten epochs, batches of 32, constant rate 5e-6.
 
-    Over all examples that a stage brings, from what the codec kept of them; cosines times 100.
+    Over all examples of a stage, decoded from their records; cosines times 100.
     """
 
     def __init__(

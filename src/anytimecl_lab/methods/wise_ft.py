@@ -1,4 +1,4 @@
-"""WiSE-FT (Wortsman et al., 2022): fine-tune, then average weights with the original's."""
+"""WiSE-FT (Wortsman et al., 2022): fine-tuning, then weight averaging with the original model."""
 
 from __future__ import annotations
 
