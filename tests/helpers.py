@@ -27,7 +27,7 @@ torch.set_num_threads(1)  # matrices this small only lose by sharing
 
 LABELS = ("cat", "dog", "tabby cat", "great white shark")
 FAST = LearnerConfig(batch=6, lr=1e-3, offline_batch=8)  # a few steps change a tiny model visibly
-IMPRINTED = dataclasses.replace(FAST, imprint=1.0)
+TEXTS = dataclasses.replace(FAST, imprint=0.0)  # label vectors that images do not move
 SCALE = 20.0  # a random model's own logit scale is about 1, at which every answer is a tie
 
 

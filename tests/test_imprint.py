@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.helpers import IMPRINTED, measured, model, picture, settings, taught
+from tests.helpers import FAST, TEXTS, measured, model, picture, settings, taught
 from torch import Tensor
 
 from anytimecl import AnytimeClassifier
@@ -80,12 +80,13 @@ def test_left_out_it_is_the_mean_of_the_others_with_the_same_count() -> None:
     ],
 )
 def test_texts_alone(changes: dict[str, Any], prior: Any) -> None:
-    assert Imprint.of_settings(dataclasses.replace(IMPRINTED, **changes), prior) is None
+    assert Imprint.of_settings(dataclasses.replace(FAST, **changes), prior) is None
 
 
 def test_without_it_a_memory_learns_as_before() -> None:
     """Whether the model has a prior then makes no difference to the tuned weights."""
-    one, other = (taught(range(12), model=each) for each in (model(), measured()))
+    chosen = settings(learner=TEXTS)
+    one, other = (taught(range(12), settings=chosen, model=m) for m in (model(), measured()))
     mine, theirs = (each._trainer.learner.state() for each in (one, other))
     assert mine.keys() == theirs.keys()
     for name, value in mine.items():
@@ -93,7 +94,7 @@ def test_without_it_a_memory_learns_as_before() -> None:
 
 
 def test_an_example_that_goes_takes_its_share_with_it() -> None:
-    classifier = AnytimeClassifier.open(model=measured(), settings=settings(learner=IMPRINTED))
+    classifier = AnytimeClassifier.open(model=measured(), settings=settings(learner=FAST))
     ids = [classifier.learn_one(picture(n), ["cat", "dog"][n % 2]).id for n in range(6)]
     before = classifier._trainer.learner.shifts.clone()
     extra = classifier.learn_one(picture(9), "cat").id

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.helpers import FAST, IMPRINTED, changed, measured, settings
+from tests.helpers import FAST, TEXTS, changed, measured, settings
 from torch import Tensor
 
 from anytimecl.blend import pool
@@ -30,7 +30,7 @@ VECTORS = dict(zip(NAMES, unit(len(NAMES), 77), strict=True))
 def fresh(**changes: Any) -> Model:
     backbone = measured()
     return Model(
-        backbone.spec, backbone.tail, settings(**{"learner": IMPRINTED, **changes}), backbone.prior
+        backbone.spec, backbone.tail, settings(**{"learner": FAST, **changes}), backbone.prior
     )
 
 
@@ -244,7 +244,7 @@ def test_beside_labels_never_seen_the_gate_compares_by_texts_alone() -> None:
 
     assert not torch.allclose(mass(tuned, texts), mass(tuned, tuned))
     assert torch.equal(mass(tuned, tuned), mass(tuned, None))
-    plain = lived(40, model=fresh(learner=FAST))
+    plain = lived(40, model=fresh(learner=TEXTS))
     assert plain.by_text(images, vectors, names) is None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers import FAST, IMPRINTED, differing, knowledge, measured, picture, settings
+from tests.helpers import FAST, TEXTS, differing, knowledge, measured, picture, settings
 from tests.test_trainer import assert_counted
 
 from anytimecl.classifier import AnytimeClassifier
@@ -45,7 +45,7 @@ class Driver:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.random = folder, Random(seed)
-        self.settings = settings(learner=IMPRINTED if seed % 2 else FAST)
+        self.settings = settings(learner=FAST if seed % 2 else TEXTS)
         self.plain = Reference()
         self.classifier = self.opened()
         acts = {

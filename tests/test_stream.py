@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.helpers import (
     FAST,
-    IMPRINTED,
     LABELS,
+    TEXTS,
     lesson,
     measured,
     model,
@@ -92,8 +92,8 @@ def test_a_stream_is_its_examples_one_by_one(sampler: str) -> None:
 @pytest.mark.parametrize(
     ("config", "order"),
     [
-        (FAST, "_draw _draw learned_many learned_many"),
-        (IMPRINTED, "_draw learned_many _draw learned_many"),
+        (TEXTS, "_draw _draw learned_many learned_many"),
+        (FAST, "_draw learned_many _draw learned_many"),
     ],
     ids=["texts", "imprinted"],
 )
@@ -119,7 +119,7 @@ def test_a_device_is_waited_for_only_where_the_next_steps_need_it(
     assert acts[:4] == order.split()
 
 
-@pytest.mark.parametrize("config", [FAST, IMPRINTED], ids=["texts", "imprinted"])
+@pytest.mark.parametrize("config", [TEXTS, FAST], ids=["texts", "imprinted"])
 def test_with_a_prior_for_the_experts(
     config: LearnerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

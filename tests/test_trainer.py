@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from tests.helpers import (
     FAST,
-    IMPRINTED,
     LABELS,
+    TEXTS,
     changed,
     lesson,
     lessons,
@@ -444,7 +444,7 @@ def assert_same(one: JournaledTrainer, two: JournaledTrainer) -> None:
 
 
 LEARNERS = {tune: dataclasses.replace(FAST, tune=tune) for tune in ("block", "classifier", "both")}
-LEARNERS["imprinted"] = IMPRINTED
+LEARNERS["texts"] = TEXTS
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
@@ -463,7 +463,7 @@ def test_a_replayed_journal_gives_the_same_trainer(sampler: str, learner: str) -
     assert_same(classifier._trainer, again)
 
 
-@pytest.mark.parametrize("learner", ["block", "both", "imprinted"])
+@pytest.mark.parametrize("learner", ["block", "both", "texts"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_restored_trainer_continues_bit_for_bit_even_after_forgetting(
     sampler: str, learner: str

@@ -187,8 +187,8 @@ def test_the_ratio_of_rate_to_batch_is_constant() -> None:
 def test_the_papers_setting_is_the_papers() -> None:
     method = Online(world(), paper=True)
     config = method.stream.learner.config
-    assert (config.scale, config.eager, method.default) == (None, 0, "ocw")
-    assert replace(config, scale=35.0, eager=3.0) == LearnerConfig()
+    assert (config.scale, config.eager, config.imprint, method.default) == (None, 0, 0, "ocw")
+    assert replace(config, scale=35.0, eager=3.0, imprint=1.0) == LearnerConfig()
 
 
 def test_offline_scores_each_half_of_the_newcomers_by_a_model_trained_without_it(
