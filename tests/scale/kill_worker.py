@@ -25,8 +25,7 @@ from tests import helpers
 from tests.scale.process_ray import ProcessRay
 
 from anytimecl import checkpointer
-from anytimecl.scale import on_ray
-from anytimecl.scale import tree as trees
+from anytimecl.scale import on_ray, tree_splitting
 from anytimecl.scale.tree import TreeClassifier
 
 CAPACITY = 30
@@ -91,7 +90,7 @@ def teach(tree: TreeClassifier, numbers: itertools.count[int]) -> None:
 
 def serve() -> None:
     helpers.model()
-    trees.BACK_OFF = 0.5, 2.0  # a split that lost a child is tried again soon
+    tree_splitting.BACK_OFF = 0.5, 2.0  # a split that lost a child is tried again soon
     say("ready")
     while line := sys.stdin.readline():
         folder, first, seed = json.loads(line)

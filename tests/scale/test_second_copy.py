@@ -6,9 +6,9 @@ import json
 import shutil
 import sqlite3
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
@@ -22,6 +22,7 @@ from anytimecl.memory import StoreWarning
 from anytimecl.scale import counts, second_copy, snapshots
 from anytimecl.scale import leaf as leaves
 from anytimecl.scale.leaf import LeafLesson
+from anytimecl.scale.leaves import Here
 from anytimecl.scale.second_copy import SecondCopy, lessons_in
 from anytimecl.scale.snapshots import TreeReport, snapshot, verify_tree
 
@@ -106,6 +107,49 @@ def test_an_image_forgotten_under_its_new_label_is_not_left_under_the_old(
         tree.learn_one(helpers.picture(1), "cat", key="another")
         tree.forget(label="dog")
         assert taught_keys(place) == ["another"]
+
+
+class ForgetsMeanwhile(Here):
+    """Leaves whose tree forgets a label as soon as one has said that it knows a key."""
+
+    forget: ClassVar[list[Callable[[], object]]] = []
+
+    def call(self, leaf: int, method: str, *args: Any) -> Any:
+        found = super().call(leaf, method, *args)
+        while method == "known" and self.forget:
+            self.forget.pop()()
+        return found
+
+
+def test_a_retry_that_is_on_its_way_brings_nothing_forgotten_back_to_the_copy(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with grown(
+        tmp_path / "tree", COUNT, capacity=6, copy_to=place, leaves=ForgetsMeanwhile
+    ) as tree:
+        tree.learn_one(helpers.picture(50), "okapi", key="x")
+        other = next(n for n in tree.routes.leaves() if n != tree._keys.leaf_of("x"))
+        monkeypatch.setattr(type(tree.routes), "leaf_of", lambda *_: other)
+        ForgetsMeanwhile.forget.append(lambda: tree.forget(label="okapi"))
+        tree.learn_one(helpers.picture(50), "okapi", key="x")  # as new
+        assert tree.stats()["okapi"].examples == 1
+        assert taught_keys(place).count("x") == 1
+
+
+def test_a_label_is_unknown_though_the_copy_has_not_forgotten_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with grown(tmp_path / "tree", 4, copy_to=str(tmp_path / "copy")) as tree:
+        with monkeypatch.context() as patched:
+            patched.setattr(SecondCopy, "_check_there", failing)
+            with pytest.raises(StoreError, match="has not forgotten 'cat'"):
+                tree.forget(label="cat")
+        assert "cat" not in tree.labels
+        tree.forget(label="cat")
+
+
+def failing(*_: object) -> None:
+    raise StoreError("it is away")
 
 
 def test_what_cannot_be_copied_is_not_acknowledged(

@@ -385,7 +385,27 @@ def test_refusals(tmp_path: Path) -> None:
             tree.predict(helpers.picture(0))
         with pytest.raises(StoreError):
             tree.learn_record(b"not a record", "cat")
+        with pytest.raises(LabelError, match="cannot be taught"):
+            tree.learn_one(helpers.picture(0), "None of these")
+        with pytest.raises(LabelError, match="leave it out"):
+            tree.predict(helpers.picture(0), ["cat", "none of these"])
+        for key in (5, ["a"], ("a",)):
+            with pytest.raises(TypeError, match="A key is text"):
+                tree.learn_one(helpers.picture(0), "cat", key=key)  # type: ignore[arg-type]
+        for example in ("ab", (helpers.picture(0),), (helpers.picture(0), "cat", "key", "more")):
+            with pytest.raises(TypeError, match=r"An example is .image, label. or"):
+                tree.learn_many([example])  # type: ignore[list-item]
+        with pytest.raises(ModelError, match="Tokens are a tensor"):
+            tree.predict_tokens(torch.zeros(2, 3, 4), ["cat"])
         assert len(tree) == 0
+    for wrong, told in (({"near": 0}, "one leaf"), ({"capacity": 0}, "one example")):
+        with pytest.raises(ValueError, match=f"At least {told}|at least {told}"):
+            opened(tmp_path / "a", **wrong)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="is a file: a tree is a folder"):
+        opened(tmp_path / "file")
+    with pytest.raises(StoreError, match="home folder"):
+        opened(Path("~/tree"))
     with pytest.raises(StoreError, match="another model"):
         opened(tmp_path / "a", model=helpers.model(seed=1))
     with pytest.raises(ModelError, match="keeps images"):
@@ -393,6 +413,40 @@ def test_refusals(tmp_path: Path) -> None:
     (tmp_path / "a" / trees.FILE).write_bytes(b"damaged")
     with pytest.raises(StoreError, match="not a whole tree"):
         opened(tmp_path / "a")
+
+
+def test_a_closed_tree_says_so_and_opens_no_leaf_again(tmp_path: Path) -> None:
+    tree = grown(tmp_path, 4)
+    tree.close()
+    tree.close()
+    for use in (
+        lambda: tree.learn_one(helpers.picture(9), "cat"),
+        lambda: tree.predict(helpers.picture(9), ["cat"]),
+        lambda: tree.forget(label="cat"),
+        lambda: tree.snapshot(tmp_path / "copy"),
+        tree.consolidate,
+        tree.verify,
+        tree.stats,
+        lambda: len(tree),
+    ):
+        with pytest.raises(StoreError, match="The tree is closed: open it again"):
+            use()
+    with opened(tmp_path) as again:  # which another process could do as well
+        assert len(again) == 4
+
+
+def test_a_tree_stays_in_its_folder_when_its_process_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with opened(Path("tree"), capacity=6) as tree:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        for number in range(8):
+            tree.learn_one(*helpers.lesson(number), key=f"lesson {number}")
+        tree.settle()
+        assert len(tree.routes.leaves()) > 1
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_two_means_puts_each_vector_with_the_nearer_centre() -> None:

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from tests import helpers
 
 from anytimecl.codec._record import pack
-from anytimecl.errors import KeyUsedError, StoreError
+from anytimecl.errors import CheckpointError, KeyUsedError, StoreError
 from anytimecl.memory import StoreWarning, open_memory
 from anytimecl.memory.database import FILE as MEMORY
 from anytimecl.recording import RecordError
@@ -688,6 +688,30 @@ def test_a_split_holds_up_no_other_leaf(
     tree.close()
 
 
+class Unsaved(Here):
+    """Leaves of which one finds no room for its checkpoint when it closes."""
+
+    def close(self) -> None:
+        leaf = self._use(max(self._leaves))
+        whole = leaf.close
+
+        def close() -> None:
+            whole()
+            raise CheckpointError("There is no room for the checkpoint.")
+
+        leaf.close = close  # type: ignore[method-assign]
+        super().close()
+
+
+def test_a_leaf_that_cannot_save_its_checkpoint_keeps_no_other_open(tmp_path: Path) -> None:
+    grown(tmp_path, capacity=8)
+    tree = opened(tmp_path, leaves=Unsaved)
+    with pytest.raises(CheckpointError, match="no room"):
+        tree.close()
+    with opened(tmp_path) as tree:
+        assert keys(tree) == sorted(FIRST)
+
+
 # ---------------------------------------------------------------------------------------- keys
 
 
@@ -754,6 +778,32 @@ def test_an_index_that_a_power_cut_left_behind_catches_up(tmp_path: Path) -> Non
     with opened(tmp_path) as tree:
         refused(tree, other, "cat")
         assert len(tree) == COUNT + 1
+
+
+class Unread(Here):
+    """Leaves whose keys cannot be read after a split."""
+
+    unread = False
+
+    def call(self, leaf: int, method: str, *args: Any) -> Any:
+        if self.unread and method == "keys_after" and args[0] == 0:
+            raise Unreachable("The leaf is not there.")
+        return super().call(leaf, method, *args)
+
+
+def test_keys_that_a_split_could_not_read_are_read_by_the_next_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path, leaves=Unread) as tree:
+        teach(tree, range(COUNT))
+        monkeypatch.setattr(Unread, "unread", True)
+        with pytest.warns(StoreWarning, match="has split; but"):
+            tree._split(0)
+    with pytest.warns(StoreWarning, match="put aside"):  # the leaf that has split
+        tree = opened(tmp_path)
+    for number in range(COUNT):
+        assert tree._keys.leaf_of(f"lesson {number}") in tree.routes.leaves()
+    tree.close()
 
 
 def test_forgotten_keys_are_in_no_file(tmp_path: Path) -> None:

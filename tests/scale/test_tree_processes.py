@@ -17,7 +17,6 @@ from tests.scale.test_tree_faults import abandon
 
 from anytimecl.memory import StoreWarning
 from anytimecl.scale import on_ray, splitting
-from anytimecl.scale import tree as trees
 from anytimecl.scale.leaf import image_vectors
 from anytimecl.scale.leaves import Unreachable, leaf_folder
 from anytimecl.scale.tree import TreeClassifier
@@ -57,7 +56,7 @@ def test_a_split_without_free_cores_leaves_the_leaf_at_work(
         assert [place.name for place in tmp_path.glob("*leaf-*")] == ["leaf-000000"]
         ray.cpus = 20
         now = time.monotonic() + 31
-        monkeypatch.setattr(trees.time, "monotonic", lambda: now)
+        monkeypatch.setattr(time, "monotonic", lambda: now)
         monkeypatch.setattr(splitting, "ROOM", 30.0)
         teach(tree, range(12, 20))
         assert len(tree.routes.leaves()) > 1

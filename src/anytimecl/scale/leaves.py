@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -181,9 +182,10 @@ class Here:
         return [Health(leaf, alive=True, node="here", pending=0) for leaf in sorted(self._leaves)]
 
     def close(self) -> None:
-        with self._lock:
+        with self._lock, ExitStack() as closing:  # each, whatever becomes of the others
+            self._leaves.clear()  # none is opened again
             while self._open:
-                self._open.popitem()[1].close()
+                closing.callback(self._open.popitem()[1].close)
 
     def _with(self, leaf: int, work: Callable[[Leaf], T]) -> T:
         if self._awake is None:  # leaves never sleep, so each has its own lock

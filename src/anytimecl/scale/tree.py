@@ -8,64 +8,47 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
-
-from torch import Tensor
 
 from anytimecl.backbone import Backbone
 from anytimecl.backbone import load as load_backbone
 from anytimecl.classifier import LabelStats
 from anytimecl.closing import Closing
 from anytimecl.codec import make_codec
-from anytimecl.errors import LabelError, StoreError
-from anytimecl.images import ImageSource
-from anytimecl.labels import clean_label, clean_labels
+from anytimecl.errors import StoreError
+from anytimecl.labels import clean_label
 from anytimecl.memory import Report, StoreWarning
-from anytimecl.predicting import digest_of
 from anytimecl.registry import Choice
-from anytimecl.scale import splitting
 from anytimecl.scale.answers import pooled
 from anytimecl.scale.counts import Counts
 from anytimecl.scale.homes import LabelHomes
 from anytimecl.scale.keys import KeyIndex, OneAtATime
-from anytimecl.scale.leaf import LeafLesson, vector_of
+from anytimecl.scale.leaf import LeafLesson
 from anytimecl.scale.leaves import Health, Here, Leaves, Unreachable, leaf_folder
-from anytimecl.scale.pending import PENDING, Lessons, MustWait, Silence
+from anytimecl.scale.pending import Lessons, Silence
 from anytimecl.scale.routes import Routes
-from anytimecl.scale.second_copy import NO_COPY, SecondCopy, settled, then
-from anytimecl.scale.shortlist import ManyLabels
+from anytimecl.scale.second_copy import NO_COPY, SecondCopy, settled
 from anytimecl.scale.snapshots import TreeReport, checked, finish, making
-from anytimecl.scale.splitting import Undecided, split_leaf
-from anytimecl.scale.tree_folder import (
-    ASIDE,
-    COPIED,
-    COPY,
-    FILE,
-    IDENTITY,
-    UNREAD,
-    TreeFolder,
-)
+from anytimecl.scale.tree_folder import ASIDE, COPIED, COPY, FILE, IDENTITY, TreeFolder
+from anytimecl.scale.tree_learning import TreeLearning
 from anytimecl.scale.tree_opening import check_loss, prepared
-from anytimecl.scale.tree_predicting import TreePredicting
+from anytimecl.scale.tree_predicting import CLOSED
 from anytimecl.settings import Settings
-from anytimecl.trainer import Learned
 
 __all__ = ["FILE", "TreeClassifier"]
 PATIENCE = 2.0  # seconds that a leaf's answer is waited for, and longer for long questions
 STUCK = 30.0  # seconds without progress after which a leaf with pending examples is stuck
-BACK_OFF = 30.0, 3600.0  # seconds until a split that failed is tried again, doubling, and at most
 NEVER = 2**62  # an event that no memory reaches
 MakeLeaves = Callable[[Path, Backbone, Settings], Leaves]
 
 
-class TreeClassifier(TreePredicting, Closing):
+class TreeClassifier(TreeLearning, Closing):
     """`AnytimeClassifier` over a growing number of leaves.
 
     A leaf with more than `capacity` examples is split in two; None: never. A prediction uses the
@@ -90,29 +73,28 @@ class TreeClassifier(TreePredicting, Closing):
         patience: float = PATIENCE,
         stuck: float = STUCK,
     ) -> None:
+        if capacity is not None and capacity < 1:
+            raise ValueError(f"A leaf has a capacity of at least one example, not {capacity}.")
+        if near < 1:
+            raise ValueError(f"At least one leaf is asked about an image, not {near}.")
         self.folder, self.backbone, self.settings = place.path, backbone, settings
         self.capacity, self.near = capacity, near
         self.patience = patience
         self.routes, self.leaves = routes, leaves
         self.codec = make_codec(settings.codec, backbone.spec, backbone.tail)
         self._place, self._keys = place, keys
-        self._lock = threading.RLock()  # one at a time decides where an example goes
-        self._changing = threading.RLock()  # one at a time splits or forgets; before `_lock`
+        self._lock, self._changing = threading.RLock(), threading.RLock()
         self._pending, self._silence = Lessons(stuck), Silence()
-        self._teaching = OneAtATime()  # keys on their way
+        self._teaching = OneAtATime()
         self._splitter = ThreadPoolExecutor(1, "anytimecl-split")
-        self._splitting: dict[int, Future[None]] = {}
-        self._moved: dict[int, tuple[int, int]] = {}  # split, and its keys are not read yet
-        self._not_before: dict[int, tuple[float, float]] = {}  # when to split again; the pause
-        self._stopped: StoreError | None = None  # why learning has stopped
+        self._splitting, self._moved, self._not_before = {}, {}, {}
+        self._stopped, self._closed = None, False
         extents = {leaf: leaves.call(leaf, "extent") for leaf in routes.leaves()}
         self._sizes = {leaf: size for leaf, (size, _) in extents.items()}
-        self._counts = Counts(place, extents)  # acknowledged; sizes are what was sent
-        self._closed = False
-        self._limit: dict[int, int | None] = dict.fromkeys(self._sizes, capacity)
-        self._copy: SecondCopy | None = None
+        self._counts = Counts(place, extents)
+        self._limit = dict.fromkeys(self._sizes, capacity)
+        self._copy, self._last_asked = None, None
         self._identity = place.noted(IDENTITY) or uuid.uuid4().hex
-        self._last_asked: tuple[tuple[str, ...], ManyLabels] | None = None
         self._labels = LabelHomes()
         for leaf in routes.leaves():
             self._labels.put(leaf, leaves.call(leaf, "known_labels"))
@@ -170,15 +152,12 @@ class TreeClassifier(TreePredicting, Closing):
 
     def _begin_copy(self, address: str, noted: int | None) -> None:
         """Start the second copy; an incomplete one gets all examples first."""
-        told = self._told_of_itself()
+        told = {**self._model_meta(), "spec": json.dumps(self.backbone.spec.to_dict())}
         copy = SecondCopy(address, self._identity, self._place.owner, told, noted=noted)
         try:
-            for leaf in () if copy.whole else sorted(self._sizes):
-                before, last = -1, 0
-                while before < last:  # those that cannot be read are not all that there are
-                    before, (some, last) = last, self.leaves.call(leaf, "lessons_after", last)
-                    for written in [copy.put(lesson) for lesson in some]:
-                        written.result()
+            for some in () if copy.whole else self._all_lessons():
+                for written in [copy.put(lesson) for lesson in some]:
+                    written.result()
             copy.declare_whole()
             self._copy = copy
             self._place.save(self.routes, self._meta())  # from now on it is whole
@@ -187,293 +166,40 @@ class TreeClassifier(TreePredicting, Closing):
             copy.close()
             raise
 
-    def _told_of_itself(self) -> dict[str, str]:
-        spec = json.dumps(self.backbone.spec.to_dict())
-        return {**_meta(self.backbone, self.settings), "spec": spec}
+    def _all_lessons(self) -> Iterator[list[LeafLesson]]:
+        """Every readable example, some at a time."""
+        for leaf in sorted(self._sizes):
+            before, last = -1, 0
+            while before < last:  # those that cannot be read are not all that there are
+                before, (some, last) = last, self.leaves.call(leaf, "lessons_after", last)
+                yield some
+
+    def _model_meta(self) -> dict[str, str]:
+        return {
+            "fingerprint": self.backbone.spec.fingerprint,
+            "settings": self.settings.to_json(),
+        }
 
     def _meta(self) -> dict[str, str]:
         """Metadata of the routes."""
-        told = {**_meta(self.backbone, self.settings), IDENTITY: self._identity}
+        told = {**self._model_meta(), IDENTITY: self._identity}
         if self._copy is None:
             return told
         return {**told, COPY: self._copy.address, COPIED: str(self._place.owner)}
 
-    # ------------------------------------------------------------------------------- learning
-
-    def learn_one(
-        self,
-        image: ImageSource,
-        label: str,
-        *,
-        candidates: Sequence[str] | None = None,
-        key: str | None = None,
-    ) -> Learned:
-        """Learn one labelled image; it is durable when this returns.
-
-        A full leaf is split in the background (`settle` waits for it), and used until its children
-        are ready.
-        """
-        tokens = self.encode([image])[0]
-        return self.learn_tokens(tokens, label, candidates=candidates, key=key)
-
-    def learn_tokens(
-        self,
-        tokens: Tensor,
-        label: str,
-        *,
-        candidates: Sequence[str] | None = None,
-        key: str | None = None,
-    ) -> Learned:
-        """`learn_one` for the tokens [token, width] of an image, from `encode`."""
-        future = self.submit_tokens(tokens, label, candidates=candidates, key=key)
-        self._pending.wait(future)
-        return future.result()
-
-    def learn_record(
-        self,
-        record: bytes,
-        label: str,
-        *,
-        candidates: Sequence[str] | None = None,
-        key: str | None = None,
-    ) -> Learned:
-        """`learn_one` for an image that was encoded and compressed elsewhere."""
-        future = self.submit(record, label, candidates=candidates, key=key)
-        self._pending.wait(future)
-        return future.result()
-
-    def learn_lesson(self, lesson: LeafLesson) -> Learned:
-        """`learn_record` for an example of another tree or its second copy."""
-        record, label, candidates, key, content = lesson
-        future = self.submit(record, label, candidates=candidates, key=key, content=content)
-        self._pending.wait(future)
-        return future.result()
-
-    def learn_many(
-        self, examples: Iterable[tuple[ImageSource, str] | tuple[ImageSource, str, str | None]]
-    ) -> int:
-        """`learn_one` for each (image, label) or (image, label, key); leaves learn in parallel."""
-        sent = []
-        for image, label, *rest in examples:
-            tokens = self.encode([image])[0]
-            sent.append(self.submit_tokens(tokens, label, key=rest[0] if rest else None))
-        for future in sent:
-            self._pending.wait(future)
-        return sum(1 for future in sent if future.result())
-
-    def submit_tokens(self, tokens: Tensor, label: str, **options: Any) -> Future[Learned]:
-        """`submit` for the tokens [token, width] of an image."""
-        record = self.codec.encode(tokens)
-        return self.submit(record, label, content=digest_of(tokens), **options)
-
-    def submit(
-        self,
-        record: bytes,
-        label: str,
-        *,
-        candidates: Sequence[str] | None = None,
-        key: str | None = None,
-        content: int | None = None,
-        vector: Tensor | None = None,
-        may_wait: bool = True,
-    ) -> Future[Learned]:
-        """Send a record to its leaf; the example is durable when the future has a result.
-
-        If too many are pending for that leaf, or while it is split, this waits or, without
-        `may_wait`, raises `MustWait` with the request to wait for. `content` is the digest of the
-        image's tokens (`digest_of`), to recognise the image. `vector` [dim] is the record's
-        embedding; without it, the record is checked here.
-        """
-        label = clean_label(label)
-        chosen = None if candidates is None else tuple(clean_labels(candidates))
-        if chosen is not None and label not in chosen:
-            raise LabelError(f"The label {label!r} is not among its candidates.")
-        if vector is None:
-            vector = vector_of(self.backbone, self.codec, record)
-        if self._copy is not None and key is None:
-            key = uuid.uuid4().hex  # for learning it again from the copy
-        lesson = LeafLesson(record, label, chosen, key, content)
-        self.leaves.introduce([label, *(chosen or ())])  # now, when no lock is held
-        if key is None:
-            return self._sent(lesson, vector, may_wait)
-        self._pending.check(self.routes.leaf_of(vector))
-        # A second request with the same key waits for the first.
-        if not self._teaching.enter(key, self._pending.stuck):
-            raise Unreachable(f"A lesson under the key {key!r} is on its way since long.")
-        try:
-            future = self._sent(lesson, vector, may_wait)
-        except BaseException:
-            self._teaching.leave(key)
-            raise
-        future.add_done_callback(lambda _: self._teaching.leave(key))
-        return future
-
-    def _sent(self, lesson: LeafLesson, vector: Tensor, may_wait: bool) -> Future[Learned]:
-        """Send to its leaf, unless another leaf has its key."""
-        without: set[int] = set()  # leaves that do not have the key
-        while True:
-            with self._lock:
-                if self._stopped is not None:
-                    raise StoreError(str(self._stopped))
-                leaf = self.routes.leaf_of(vector)
-                others = self._holders(lesson.key) - {leaf} - without
-                split = self._splitting.get(leaf)
-                room = 1 if may_wait else PENDING // 2
-                first = None if others else split or self._pending.before(leaf, room)
-                if not others and first is None:
-                    future = self._taught(leaf, lesson)
-                    break
-            if first is not None:
-                if not may_wait:
-                    raise MustWait(first)
-                self._pending.wait(first)  # its own caller sees what went wrong
-            elif known := self._known(others.pop(), lesson, without):
-                future = Future()
-                future.set_result(known)
-                return self._copied(lesson, future)  # it may have failed there the first time
-        if self._counts.due:
-            self._count_on_the_way()
-        return future
-
-    def _holders(self, key: str | None) -> set[int]:
-        """Leaves that may have the key."""
-        leaf = None if key is None else self._keys.leaf_of(key)
-        if leaf is None:
-            return set()
-        # Neither there nor moved: it has split, and its children do not have the key.
-        return {its for its in self._moved.get(leaf, (leaf,)) if its in self._sizes}
-
-    def _known(self, leaf: int, lesson: LeafLesson, without: set[int]) -> Learned | None:
-        """A leaf's result for a key; a leaf that does not have it is added to `without`."""
-        self._pending.check(leaf)
-        try:
-            known: Learned | None = self.leaves.call(leaf, "known", lesson)
-        except (Unreachable, StoreError):  # the second, where it is being closed
-            with self._lock:
-                if leaf in self._sizes:
-                    raise
-            return None  # it has split meanwhile: look again
-        if known is None:
-            without.add(leaf)
-        return known
-
-    def _taught(self, leaf: int, lesson: LeafLesson) -> Future[Learned]:
-        """Send it; with the lock held."""
-        if lesson.key is not None and self._keys.leaf_of(lesson.key) != leaf:
-            self._keys.claim(lesson.key, leaf)
-        future = self._copied(lesson, self.leaves.teach(leaf, lesson))
-        self._pending.add(leaf, future)
-        self._labels.sent(leaf, lesson.label, future)
-        self._sizes[leaf] += 1
-        future.add_done_callback(lambda done: self._counts.acknowledged(leaf, done))
-        self._split_if_full(leaf)
-        return future
-
-    def _copied(self, lesson: LeafLesson, learned: Future[Learned]) -> Future[Learned]:
-        """A future that also waits for the second copy."""
-        copy = self._copy
-        return learned if copy is None else then(learned, lesson, copy)
-
-    def _count_on_the_way(self) -> None:
-        """Save counts if due; errors are not those of the example, which is stored."""
-        try:
-            self._counts.try_to_save()
-        except StoreError as error:  # another owner
-            self._stopped = error
-
-    def _read_keys(self, leaf: int) -> None:
-        """Update the index of keys from a leaf."""
-        mark = self._keys.mark(leaf)
-        keys, last = self.leaves.call(leaf, "keys_after", mark)
-        if last < mark:  # an older memory was put in its place
-            keys, last = self.leaves.call(leaf, "keys_after", 0)
-        self._keys.add(leaf, keys, last)
+    @contextmanager
+    def _unsplit(self) -> Iterator[None]:
+        """Let no leaf split, and no other such call begin; StoreError if the tree is closed."""
+        with self._changing:
+            self._check_open()
+            yield
 
     # -------------------------------------------------------------------------------- splitting
-
-    def _split_if_full(self, leaf: int) -> None:
-        """Start splitting a leaf in the background; requires the lock."""
-        limit = self._limit[leaf]
-        if limit is None or self._sizes[leaf] <= limit or leaf in self._splitting:
-            return
-        if time.monotonic() < self._not_before.get(leaf, (0.0, 0.0))[0]:
-            return
-        self._splitting[leaf] = self._splitter.submit(self._try_split, leaf, limit)
-
-    def _try_split(self, leaf: int, limit: int) -> None:
-        """Split a leaf if it is full; after a failure it is retried later."""
-        failed = None
-        try:
-            with self._changing:
-                self._settle_leaf(leaf)
-                size = int(self.leaves.call(leaf, "__len__"))
-                with self._lock:  # a repeated key stored nothing
-                    self._sizes[leaf] = size
-                if size > limit:
-                    self._split(leaf)
-        except Exception as error:
-            failed = error
-            pause = min(2 * self._not_before.get(leaf, (0.0, BACK_OFF[0] / 2))[1], BACK_OFF[1])
-            self._not_before[leaf] = time.monotonic() + pause, pause
-        finally:
-            with self._lock:
-                del self._splitting[leaf]
-        if failed is not None:
-            told = f"Leaf {leaf} could not be split, and goes on as it is: {failed}"
-            if self._stopped is None:
-                told += f" It is tried again in {pause:.0f} s."
-            warnings.warn(told, StoreWarning, stacklevel=1)
-
-    def _settle_leaf(self, leaf: int) -> None:
-        """Wait until the leaf has learned its pending examples."""
-        if wait(self._pending.of(leaf), splitting.ROOM).not_done:
-            raise Unreachable(f"It has not learned what was sent to it in {splitting.ROOM:.0f} s.")
-
-    def _split(self, leaf: int) -> None:
-        """Split a leaf; see `split_leaf`."""
-        try:
-            made = split_leaf(self._place, self.leaves, self.routes, leaf, self._meta())
-        except Undecided as error:
-            self._stopped = error
-            raise
-        if made is None:  # all equal: retry at twice the number
-            self._limit[leaf] = 2 * self._sizes[leaf]
-            return
-        routes, extents = made
-        sizes = {child: size for child, (size, _) in extents.items()}
-        new = min(sizes), max(sizes)
-        with self._lock:
-            whole = sum(sizes.values()) >= self._sizes[leaf]
-            self._moved[leaf] = new
-            self.routes = routes
-            del self._sizes[leaf], self._limit[leaf]
-            self._not_before.pop(leaf, None)
-            self._pending.drop(leaf)
-            self._sizes |= sizes
-            self._limit |= dict.fromkeys(new, self.capacity)
-            self._counts.split(leaf, extents)
-        try:
-            for child in new:
-                self._read_keys(child)
-                self._labels.put(child, self.leaves.call(child, "known_labels"))
-            self._labels.drop(leaf)
-            with self._lock:
-                del self._moved[leaf]
-            self._counts.save()
-            self.leaves.retire(leaf, keep=not whole)
-            if not whole:
-                self._place.set_aside(leaf_folder(self.folder, leaf), UNREAD)
-        except Exception as error:
-            told = f"Leaf {leaf} has split; but: {error} The next owner clears up."
-            warnings.warn(told, StoreWarning, stacklevel=1)
-        with self._lock:
-            for child in new:  # a lopsided split may leave a child still too large
-                self._split_if_full(child)
 
     def forget(self, *, label: str) -> int:
         """Delete every example of a label, permanently, from every leaf; returns their number."""
         label = clean_label(label)
-        with self._changing, self._lock:
+        with self._unsplit(), self._lock:
             for future in self._pending.all():  # none may reach the copy later
                 self._pending.wait(future)
             self._counts.save_nothing()  # they may only be too low, whenever this is cut short
@@ -486,10 +212,10 @@ class TreeClassifier(TreePredicting, Closing):
                 self._stopped = StoreError("The keys could not be read: open the tree again.")
                 raise
             self._counts.save()
-            if self._copy is not None:
-                self._copy.forget(label)
             self._labels.forget(label)
             self._pending.restart_clocks(self._sizes)
+            if self._copy is not None:
+                self._copy.forget(label)
         if self._place.has_aside():
             warnings.warn(
                 f"{self.folder / ASIDE} has folders that the tree does not know, and they may "
@@ -515,7 +241,7 @@ class TreeClassifier(TreePredicting, Closing):
         Predictions and other leaves continue meanwhile; new examples of the leaf being trained
         wait. An interruption leaves every leaf as before or after its training.
         """
-        with self._changing:  # so none splits
+        with self._unsplit():
             for leaf in sorted(self._sizes):
                 with self._occupied(leaf):
                     self.leaves.call(leaf, "consolidate", epochs)
@@ -525,7 +251,7 @@ class TreeClassifier(TreePredicting, Closing):
 
         Everything acknowledged before is included. Examples for the leaf being copied wait.
         """
-        with self._changing, making(Path(to)) as part:  # so none splits
+        with self._unsplit(), making(Path(to)) as part:
             for leaf in sorted(self._sizes):
                 with self._occupied(leaf):
                     self.leaves.call(leaf, "save_pretrained", leaf_folder(part, leaf))
@@ -538,7 +264,7 @@ class TreeClassifier(TreePredicting, Closing):
         Also reports missing acknowledged examples, duplicate keys, and examples that the second
         copy lacks.
         """
-        with self._changing:
+        with self._unsplit():
             copy = None if self._copy is None else self._copy.address
             leaves, counts = sorted(self._sizes), self._place.counts()
             return checked(leaves, counts, self._check, copy=copy)
@@ -548,40 +274,18 @@ class TreeClassifier(TreePredicting, Closing):
             found: tuple[Report, list[str]] = self.leaves.call(leaf, "checked")
             return found
 
-    @contextmanager
-    def _occupied(self, leaf: int) -> Iterator[None]:
-        """Make new examples for a leaf wait, without considering it stuck."""
-        done: Future[None] = Future()
-        with self._lock:
-            mine = self._splitting.setdefault(leaf, done) is done  # else they wait already
-        try:
-            yield
-        finally:
-            with self._lock:
-                if mine:
-                    del self._splitting[leaf]
-                self._pending.restart_clocks([leaf])
-            done.set_result(None)
-            with self._lock:
-                if leaf in self._sizes:
-                    self._split_if_full(leaf)
-
     # ------------------------------------------------------------------------------ the rest
 
     def stats(self) -> dict[str, LabelStats]:
         """Statistics by label: examples of all leaves summed, the rest averaged by examples."""
-        with self._changing:  # prevents splits; a leaf that hangs blocks no learning
-            return pooled([self.leaves.call(leaf, "stats") for leaf in list(self._sizes)])
+        with self._unsplit():  # a leaf that hangs blocks no learning
+            return pooled([self.leaves.call(leaf, "stats") for leaf in self._sizes])
 
     def __len__(self) -> int:
         """Number of stored examples."""
         self.settle()
-        with self._changing:
-            return sum(int(self.leaves.call(leaf, "__len__")) for leaf in list(self._sizes))
-
-    def check_lesson(self, lesson: Future[Learned]) -> None:
-        """Raise `Unreachable` if the leaf of a pending `submit` is stuck."""
-        self._pending.check_lesson(lesson)
+        with self._unsplit():
+            return sum(int(self.leaves.call(leaf, "__len__")) for leaf in self._sizes)
 
     def settle(self) -> None:
         """Wait until all submitted examples are learned, and all full leaves are split.
@@ -610,28 +314,23 @@ class TreeClassifier(TreePredicting, Closing):
         """Wait for pending examples, and close everything."""
         if self._closed:
             return
-        whole = self._stopped is None
+        settled = True
         try:
             self.settle()
         except Unreachable as error:  # it was never acknowledged
-            whole = False
+            settled = False
             warnings.warn(f"Closed with lessons on their way: {error}", StoreWarning, stacklevel=2)
+        whole = settled and self._stopped is None
         self._closed = True
-        self._stopped = StoreError("The tree is closed: open it again.")
+        self._stopped = StoreError(CLOSED)
         self._splitter.shutdown()
-        try:
+        with ExitStack() as closing:  # each of them, whatever becomes of the others
+            for each in (self._place, self.leaves, self._keys, self._copy):
+                if each is not None:
+                    closing.callback(each.close)
             if whole:
                 self._counts.save()
-                for leaf in self._sizes:  # every key was claimed: nothing is to be read again
-                    last = self.leaves.call(leaf, "keys_after", NEVER)[1]
-                    self._keys.add(leaf, (), last)
-        finally:
-            if self._copy is not None:
-                self._copy.close()
-            self._keys.close()
-            self.leaves.close()
-            self._place.close()
-
-
-def _meta(backbone: Backbone, settings: Settings) -> dict[str, str]:
-    return {"fingerprint": backbone.spec.fingerprint, "settings": settings.to_json()}
+                if not self._moved:  # every key is indexed: nothing is to be read again
+                    for leaf in self._sizes:
+                        last = self.leaves.call(leaf, "keys_after", NEVER)[1]
+                        self._keys.add(leaf, (), last)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from anytimecl.closing import Closing
 from anytimecl.errors import StoreError
-from anytimecl.files import make_folder, replacing, sync
+from anytimecl.files import make_folder, replacing, shown, sync
 from anytimecl.memory import StoreWarning
 from anytimecl.memory.lock import OwnerLock
+from anytimecl.memory.opening import refuse_addresses
 from anytimecl.scale.leaves import holds_memory, leaf_folder
 from anytimecl.scale.routes import Routes, read_meta
 
@@ -56,6 +57,10 @@ class TreeFolder(Closing):
     """
 
     def __init__(self, folder: Path) -> None:
+        folder = folder.absolute()  # os.chdir must not change it
+        if folder.is_file():
+            raise StoreError(f"{shown(folder)} is a file: a tree is a folder. Choose another name.")
+        refuse_addresses(folder)
         make_folder(folder)
         self.path = folder
         self.owner = 0  # until `take_over`

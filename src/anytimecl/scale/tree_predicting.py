@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from anytimecl.backbone import Backbone
-from anytimecl.errors import LabelError
+from anytimecl.errors import LabelError, ModelError, StoreError
 from anytimecl.images import ImageSource, images_given, load_image
-from anytimecl.labels import clean_labels
+from anytimecl.labels import askable, clean_labels
 from anytimecl.prediction import THRESHOLD, told
 from anytimecl.scale import shortlist as shortlists
 from anytimecl.scale.answers import TreePrediction, gathered, mixed, original_only
@@ -24,6 +24,7 @@ from anytimecl.scale.routes import Routes
 from anytimecl.scale.shortlist import ManyLabels
 from anytimecl.settings import Settings
 
+CLOSED = "The tree is closed: open it again."
 NEARNESS = 0.05  # distance at which a leaf's weight falls to 1/e
 SLOWEST = 5e-5  # timeout in seconds per image and label, ten times the usual duration
 
@@ -40,6 +41,7 @@ class TreePredicting:
     _silence: Silence
     _labels: LabelHomes
     _last_asked: tuple[tuple[str, ...], ManyLabels] | None
+    _closed: bool
 
     @property
     def labels(self) -> list[str]:
@@ -72,6 +74,8 @@ class TreePredicting:
         `vectors` [image, dim] are the images' embeddings (`image_vectors`), if known. With more
         than 4,096 labels, a prediction has only those that are among the best of some expert.
         """
+        self._check_open()
+        self._check_tokens(tokens)
         asked = self._asked(labels)
         vectors = image_vectors(self.backbone, tokens).cpu() if vectors is None else vectors
         while True:
@@ -79,6 +83,16 @@ class TreePredicting:
             there = set(self.routes.leaves())
             if all(set(one.missing) <= there for one in found):
                 return found  # else a leaf split meanwhile, and its children are asked
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError(CLOSED)
+
+    def _check_tokens(self, tokens: Tensor) -> None:
+        shape = [self.backbone.spec.tokens, self.backbone.spec.tail.width]
+        if list(tokens.shape)[1:] != shape:
+            told = f"Tokens are a tensor [image, {shape[0]}, {shape[1]}], as `encode` gives them"
+            raise ModelError(f"{told}, not {list(tokens.shape)}.")
 
     def _asked(self, labels: Iterable[str] | None) -> ManyLabels:
         """The candidate labels; the last list is cached, since a long one is often repeated."""
@@ -89,7 +103,7 @@ class TreePredicting:
             before, last = self._last_asked
             if before == tuple(given):
                 return last
-        asked = clean_labels(given)
+        asked = clean_labels(given) if labels is None else askable(given)
         made = ManyLabels.of(asked, self.backbone.embed_labels(asked, self.settings.templates))
         if isinstance(given, list | tuple):
             self._last_asked = tuple(given), made
