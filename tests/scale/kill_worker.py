@@ -25,7 +25,7 @@ from tests import helpers
 from tests.scale.process_ray import ProcessRay
 
 from anytimecl import checkpointer
-from anytimecl.scale import on_ray, tree_splitting
+from anytimecl.scale import on_ray, seat, tree_splitting
 from anytimecl.scale.tree import TreeClassifier
 
 CAPACITY = 30
@@ -40,7 +40,7 @@ def say(text: str) -> None:
 def route(folder: Path, first: int, seed: int) -> None:
     torch.set_num_threads(1)  # after a fork, one thread has to use torch before several do
     checkpointer.CHECKPOINT_EVERY = 7  # so that death meets checkpoints too
-    on_ray.AGAIN = 0.1
+    seat.AGAIN = 0.1
     ray = ProcessRay()
     on_ray.import_ray = lambda: ray  # type: ignore[assignment]
     tree = TreeClassifier.open(

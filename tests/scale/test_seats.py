@@ -19,7 +19,7 @@ from tests.scale.fake_ray import ActorUnavailableError, FakeRay, RayActorError
 from anytimecl.errors import AnytimeError
 from anytimecl.memory import open_memory
 from anytimecl.memory.database import FILE
-from anytimecl.scale import on_ray
+from anytimecl.scale import on_ray, seat
 from anytimecl.scale.leaf import LeafLesson
 from anytimecl.scale.leaves import Unreachable
 from anytimecl.scale.on_ray import OnRay
@@ -32,7 +32,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     monkeypatch.setattr(
         on_ray, "on_node", lambda node: SimpleNamespace(node_id=node), raising=False
     )
-    monkeypatch.setattr(on_ray, "READY", 5.0)
+    monkeypatch.setattr(seat, "READY", 5.0)
     return fake
 
 
@@ -129,6 +129,14 @@ def test_a_node_that_joins_gets_its_share_of_the_leaves(tmp_path: Path, ray: Fak
     leaves.close()
 
 
+def test_a_leaf_that_splits_before_it_is_moved_stays_nowhere(
+    leaves: OnRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = iter([(7, "b"), (0, "b"), None])  # leaf 7 was there when it was chosen
+    monkeypatch.setattr(leaves, "_uneven", lambda: next(steps))
+    assert leaves.rebalance() == {0: "b"}
+
+
 def test_vectors_of_many_labels_are_sent_once(
     leaves: OnRay, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,9 +158,9 @@ def test_vectors_of_many_labels_are_sent_once(
 def test_a_leaf_that_finds_no_room_says_what_it_lacks(
     leaves: OnRay, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_ray, "READY", 0.1)
-    monkeypatch.setattr(on_ray, "AGAIN", 0.0)
-    monkeypatch.setattr(on_ray.warnings, "warn", lambda *_, **__: None)  # at each attempt
+    monkeypatch.setattr(seat, "READY", 0.1)
+    monkeypatch.setattr(seat, "AGAIN", 0.0)
+    monkeypatch.setattr(seat.warnings, "warn", lambda *_, **__: None)  # at each attempt
     lose(leaves, ray)
     until(lambda: len(ray.actors) > 2)
     with pytest.raises(Unreachable, match="Leaf 0 could not be started: does any node have room"):
@@ -160,9 +168,9 @@ def test_a_leaf_that_finds_no_room_says_what_it_lacks(
 
 
 def test_who_asks_a_leaf_as_it_goes_is_told_so(leaves: OnRay, ray: FakeRay) -> None:
-    seat = leaves._seats[0]
+    its = leaves._seats[0]
     leaves.retire(0)
-    leaves._seats[0] = seat  # as somebody had found it just before
+    leaves._seats[0] = its  # as somebody had found it just before
     asked = ThreadPoolExecutor(1).submit(leaves.call, 0, "known", None)
     with pytest.raises(Unreachable, match="no leaf 0 any more"):
         asked.result(5)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from anytimecl import cli
 from anytimecl.errors import KeyUsedError, StoreError
 from anytimecl.memory import StoreWarning
-from anytimecl.scale import counts, second_copy, snapshots
+from anytimecl.scale import copy_places, counts, second_copy, snapshots
 from anytimecl.scale import leaf as leaves
 from anytimecl.scale.leaf import LeafLesson
 from anytimecl.scale.leaves import Here
@@ -152,16 +152,16 @@ def failing(*_: object) -> None:
     raise StoreError("it is away")
 
 
+def full(*_: object) -> int:
+    raise OSError("No space left on device")
+
+
 def test_what_cannot_be_copied_is_not_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(tmp_path / "tree", copy_to=str(tmp_path / "copy")) as tree:
         with monkeypatch.context() as patched:
-
-            def full(*_: object) -> int:
-                raise OSError("No space left on device")
-
-            patched.setattr(second_copy._Folder, "append", full)
+            patched.setattr(copy_places.FolderPlace, "append", full)
             with pytest.raises(
                 StoreError, match=r"not in the second copy.*No space left.*same key"
             ):
@@ -248,7 +248,7 @@ def test_what_a_copy_lacks_is_found(
     with opened(tmp_path / "tree") as tree:  # another file
         tree.learn_one(*helpers.lesson(4), key="lesson 4")
     assert verify_tree(tmp_path / "tree").ok
-    held = second_copy._place(place)
+    held = copy_places.place_at(place)
     held.write(held.names()[-1], b"")
     for report in (verify_tree(tmp_path / "tree"), opened_and_verified(tmp_path / "tree")):
         assert not report.ok
@@ -264,7 +264,7 @@ def opened_and_verified(folder: Path) -> TreeReport:
 def test_a_disk_that_fills_up_in_a_line_takes_no_later_one_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = second_copy._Folder.append
+    whole = copy_places.FolderPlace.append
 
     def half(place: Any, name: str, lines: bytes) -> int:
         whole(place, name, lines[: len(lines) // 2])
@@ -273,7 +273,7 @@ def test_a_disk_that_fills_up_in_a_line_takes_no_later_one_along(
     with opened(tmp_path / "tree", copy_to=str(tmp_path / "copy")) as tree:
         tree.learn_one(*helpers.lesson(0), key="a")
         with monkeypatch.context() as patched:
-            patched.setattr(second_copy._Folder, "append", half)
+            patched.setattr(copy_places.FolderPlace, "append", half)
             with pytest.raises(StoreError, match="not in the second copy"):
                 tree.learn_one(*helpers.lesson(1), key="b")
         tree.learn_one(*helpers.lesson(2), key="c")
@@ -321,7 +321,9 @@ def test_a_place_that_was_away_for_a_while_gets_what_it_missed(tmp_path: Path) -
     assert len(taught_keys(str(copy))) == 4  # the second time it lacked nothing: a retry alone
 
 
-def test_nothing_is_acknowledged_by_a_place_that_is_away(tmp_path: Path) -> None:
+def test_nothing_is_acknowledged_by_a_place_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copy, away = tmp_path / "copy", tmp_path / "away"
     with opened(tmp_path / "tree", copy_to=str(copy)) as tree:
         tree.learn_one(helpers.picture(0), "cat", key="before")
@@ -334,6 +336,9 @@ def test_nothing_is_acknowledged_by_a_place_that_is_away(tmp_path: Path) -> None
         assert f"({copy}) has not forgotten 'cat'" in str(told.value)
         copy.rmdir()
         away.rename(copy)
+        with monkeypatch.context() as patched, pytest.raises(StoreError, match="has not forgotten"):
+            patched.setattr(copy_places.FolderPlace, "write", full)
+            tree.forget(label="cat")
         assert tree.forget(label="cat") == 0  # the leaves have done so
         assert taught_keys(str(copy)) == []
         tree.learn_one(*helpers.lesson(1), key="meanwhile")
@@ -344,8 +349,9 @@ def test_a_place_that_cannot_be_begun_with_takes_no_other_away(tmp_path: Path) -
     copy, file = str(tmp_path / "copy"), tmp_path / "file"
     file.write_text("")
     opened(tmp_path / "tree", copy_to=copy).close()
-    with pytest.raises(StoreError, match="cannot be made"):
-        opened(tmp_path / "tree", copy_to=str(file / "other"))
+    for wrong, told in ((str(file / "other"), "cannot be made"), ("~/copy", "home folder")):
+        with pytest.raises(StoreError, match=told):
+            opened(tmp_path / "tree", copy_to=wrong)
     with opened(tmp_path / "tree") as tree:
         tree.learn_one(*helpers.lesson(0), key="a")
     assert taught_keys(copy) == ["a"]

@@ -16,7 +16,7 @@ from tests.scale.process_ray import process_ray
 from tests.scale.test_tree_faults import abandon
 
 from anytimecl.memory import StoreWarning
-from anytimecl.scale import on_ray, splitting
+from anytimecl.scale import on_ray, seat, splitting
 from anytimecl.scale.leaf import image_vectors
 from anytimecl.scale.leaves import Unreachable, leaf_folder
 from anytimecl.scale.tree import TreeClassifier
@@ -69,7 +69,7 @@ def test_a_leaf_whose_folder_is_lost_is_not_made_anew_when_it_starts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_ray, "READY", 1.0)
-    monkeypatch.setattr(on_ray.warnings, "warn", lambda *_, **__: None)  # at each attempt
+    monkeypatch.setattr(seat.warnings, "warn", lambda *_, **__: None)  # at each attempt
     with process_ray(monkeypatch) as ray:
         tree = opened(tmp_path)
         teach(tree, range(4))

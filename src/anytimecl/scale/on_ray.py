@@ -13,11 +13,9 @@ import shutil
 import threading
 import time
 import uuid
-import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,39 +32,19 @@ from anytimecl.scale.leaf_host import (
     Question,
     cause_of,
     connect_ray,
-    died_of,
     import_ray,
     plainly,
     write_tail,
 )
 from anytimecl.scale.leaves import Health, Unreachable, holds_memory, leaf_folder
+from anytimecl.scale.seat import Seat
 from anytimecl.scale.shortlist import ManyLabels
 from anytimecl.scale.told import LabelFile
 from anytimecl.settings import Settings
 from anytimecl.trainer import Learned
 
-READY = 300.0  # timeout in seconds for a leaf to open its memory
 PULSE = 5.0  # timeout in seconds of a health check of all leaves
 MANY = 1024  # labels from which on their vectors are put in Ray's object store
-AGAIN = 1.0  # seconds between two attempts to start a leaf
-
-
-@dataclass
-class _Seat:
-    """The router's state of a leaf."""
-
-    leaf: int
-    create: bool = False  # its memory, where there is none
-    actor: Any = None  # None while it is being started
-    coming: Any = None  # the actor that is being started
-    node: str = ""
-    wanted: str | None = None  # the node to run on
-    restarts: int = -1  # the first start is none
-    pending: dict[int, tuple[LeafLesson, Future[Learned]]] = field(default_factory=dict)
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    up: threading.Event = field(default_factory=threading.Event)
-    gone: bool = False
-    why: str = "does any node have room for it?"  # it did not start
 
 
 class OnRay:
@@ -93,23 +71,33 @@ class OnRay:
         self._host = self._ray.remote(
             num_cpus=cpus, concurrency_groups={"learn": 1, "ask": 2}, max_restarts=0
         )(LeafHost)
-        self._seats: dict[int, _Seat] = {}
-        self._numbers = itertools.count()
-        self._closed = threading.Event()
+        self._seats: dict[int, Seat] = {}
 
     # --------------------------------------------------------------------------- the promise
 
     def start(
         self, leaves: Iterable[int], *, create: bool = True, within: float | None = None
     ) -> None:
-        seats = [_Seat(leaf, create) for leaf in leaves]
+        seats = [Seat(self._ray, leaf, create, self._actor) for leaf in leaves]
         for seat in seats:
             self.introduce(labels_of(leaf_folder(self._folder, seat.leaf)))
             self._seats[seat.leaf] = seat
-            self._begin(seat)
+            seat.begin()
         end = None if within is None else time.monotonic() + within
         for seat in seats:
-            self._wait(seat, READY if end is None else max(0.0, end - time.monotonic()))
+            seat.wait(None if end is None else max(0.0, end - time.monotonic()))
+
+    def _actor(self, seat: Seat) -> Any:
+        """Start the actor of a leaf."""
+        strategy = "SPREAD" if seat.wanted is None else on_node(seat.wanted)
+        return self._host.options(scheduling_strategy=strategy).remote(
+            str(self._folder),
+            seat.leaf,
+            self._backbone.spec.to_dict(),
+            self._settings.to_json(),
+            self._durability,
+            seat.create,
+        )
 
     def introduce(self, labels: Iterable[str]) -> None:
         for label in labels:
@@ -124,13 +112,7 @@ class OnRay:
     def teach(self, leaf: int, lesson: LeafLesson) -> Future[Learned]:
         lesson = lesson if lesson.key else lesson._replace(key=uuid.uuid4().hex)
         self.introduce([lesson.label, *(lesson.candidates or ())])
-        seat, future = self._seat(leaf), Future[Learned]()
-        with seat.lock:
-            number = next(self._numbers)
-            seat.pending[number] = lesson, future
-            if seat.actor is not None:
-                self._send(seat, number)
-        return future
+        return self._seat(leaf).teach(lesson)
 
     def ask(
         self, leaf: int, tokens: Tensor, labels: Sequence[str], vectors: Tensor
@@ -159,8 +141,7 @@ class OnRay:
             error = done.exception()
             if error is None:
                 future.set_result(done.result())
-            elif self._is_death(error):
-                self._lost(seat, actor)
+            elif seat.lost_by(actor, error):
                 future.set_exception(Unreachable(f"Leaf {leaf} was lost: {error}"))
             else:
                 future.set_exception(cause_of(error))
@@ -188,18 +169,18 @@ class OnRay:
     def call(self, leaf: int, method: str, *args: Any) -> Any:
         seat = self._seat(leaf)
         while True:
-            actor = self._wait(seat)
+            actor = seat.wait()
             try:
                 learn = actor.call.options(concurrency_group="learn")
                 with plainly():
                     return self._ray.get(learn.remote(method, *args))
             except self._ray.exceptions.RayActorError:
-                self._lost(seat, actor)
+                seat.lost(actor)
 
     def retire(self, leaf: int, *, keep: bool = False) -> None:
         seat = self._seats.pop(leaf, None)
         if seat is not None:
-            self._leave(seat)
+            seat.leave()
         if not keep:
             shutil.rmtree(leaf_folder(self._folder, leaf), ignore_errors=True)
 
@@ -215,20 +196,22 @@ class OnRay:
             for s in seats
         ]
 
-    def _answers(self, seat: _Seat, actor: Any, ref: Any, end: float) -> bool:
+    def _answers(self, seat: Seat, actor: Any, ref: Any, end: float) -> bool:
         try:
             self._ray.get(ref, timeout=max(0.0, end - time.monotonic()))
         except self._ray.exceptions.RayActorError:
-            self._lost(seat, actor)
+            seat.lost(actor)
             return False
         except TimeoutError:  # it may only be busy
             return False
         return True
 
     def close(self) -> None:
-        self._closed.set()
-        for seat in self._seats.values():
-            self._leave(seat)
+        seats = list(self._seats.values())
+        for seat in seats:
+            seat.release()
+        for seat in seats:
+            seat.leave()
 
     # ------------------------------------------------------------------------------- the rest
 
@@ -242,10 +225,7 @@ class OnRay:
         seat = self._seats.get(leaf)
         if seat is None:
             raise AnytimeError(f"There is no leaf {leaf}: it may have split.")
-        actor = self._taken(seat, node)
-        self._end(actor)  # after earlier requests; later ones go to the new actor
-        self._begin(seat)
-        self._wait(seat)
+        seat.move(node)
         if seat.node != node:
             raise AnytimeError(f"Leaf {leaf} did not start on {node}; it is on {seat.node}.")
 
@@ -257,8 +237,13 @@ class OnRay:
         moved: dict[int, str] = {}
         while (step := self._uneven()) is not None:
             leaf, node = step
-            self.migrate(leaf, node)
-            moved[leaf] = node
+            try:
+                self.migrate(leaf, node)
+            except (AnytimeError, Unreachable):
+                if leaf in self._seats:
+                    raise
+            else:  # it has not split meanwhile
+                moved[leaf] = node
         return moved
 
     def _uneven(self) -> tuple[int, str] | None:
@@ -268,7 +253,7 @@ class OnRay:
             for each in self._ray.nodes()
             if each["Alive"] and each.get("Resources", {}).get("CPU", 0) >= self._cpus
         }
-        for seat in self._seats.values():
+        for seat in list(self._seats.values()):  # leaves split meanwhile
             if seat.actor is not None and seat.node in on:
                 on[seat.node].append(seat.leaf)
         if len(on) < 2:
@@ -276,128 +261,11 @@ class OnRay:
         full, empty = (choose(on, key=lambda node: len(on[node])) for choose in (max, min))
         return (max(on[full]), empty) if len(on[full]) > len(on[empty]) + 1 else None
 
-    def _seat(self, leaf: int) -> _Seat:
+    def _seat(self, leaf: int) -> Seat:
         seat = self._seats.get(leaf)
         if seat is None:
             raise Unreachable(f"There is no leaf {leaf} any more.")
         return seat
-
-    def _taken(self, seat: _Seat, node: str) -> Any:
-        """Take the actor out of use; the leaf's next one runs on that node."""
-        while True:
-            actor = self._wait(seat)  # without the lock, which starting the leaf needs
-            with seat.lock:
-                if seat.actor is actor:
-                    seat.actor, seat.wanted = None, node
-                    seat.up.clear()
-                    return actor
-
-    def _send(self, seat: _Seat, number: int) -> None:
-        actor = seat.actor
-        lesson, future = seat.pending[number]
-
-        def taught(done: Future[Any]) -> None:
-            error = done.exception()
-            if error is not None and self._is_death(error):
-                self._lost(seat, actor)  # it stays pending, and is sent again
-                return
-            with seat.lock:
-                if seat.pending.pop(number, None) is None:
-                    return
-            if error is None:
-                future.set_result(done.result())
-            else:
-                future.set_exception(cause_of(error))
-
-        sent = actor.teach.options(concurrency_group="learn").remote(lesson)
-        sent.future().add_done_callback(taught)
-
-    def _is_death(self, error: BaseException) -> bool:
-        return isinstance(error, self._ray.exceptions.RayActorError)
-
-    def _lost(self, seat: _Seat, actor: Any) -> None:
-        """The actor is dead or unreachable: restart the leaf, once."""
-        with seat.lock:
-            if seat.actor is not actor or seat.gone or self._closed.is_set():
-                return
-            seat.actor, seat.wanted = None, None
-            seat.up.clear()
-        self._begin(seat, actor)
-
-    def _begin(self, seat: _Seat, lost: Any = None) -> None:
-        threading.Thread(target=self._started, args=(seat, lost), daemon=True).start()
-
-    def _started(self, seat: _Seat, lost: Any) -> None:
-        """Start the leaf, retrying until it runs, and send what waits for it."""
-        if lost is not None:  # one that is only out of reach still has the memory's lock
-            self._ray.kill(lost)
-        while not seat.gone and not self._closed.is_set():
-            actor = self._host.options(scheduling_strategy=self._strategy(seat)).remote(
-                str(self._folder),
-                seat.leaf,
-                self._backbone.spec.to_dict(),
-                self._settings.to_json(),
-                self._durability,
-                seat.create,
-            )
-            seat.coming = actor
-            try:
-                node = self._ray.get(actor.ready.remote(), timeout=READY)
-            except Exception as error:
-                self._ray.kill(actor)
-                if seat.gone:
-                    return
-                seat.wanted = None
-                if not isinstance(error, TimeoutError):  # which does not say why
-                    seat.why = died_of(error)
-                warnings.warn(f"Leaf {seat.leaf} did not start: {seat.why}", stacklevel=2)
-                time.sleep(AGAIN)
-                continue
-            with seat.lock:
-                if seat.gone:  # nothing else would end it
-                    self._ray.kill(actor)
-                    return
-                seat.actor, seat.node, seat.coming = actor, node, None
-                seat.create = False  # it is there: should it ever be missing, it is lost
-                seat.restarts += 1
-                for number in list(seat.pending):
-                    self._send(seat, number)
-                seat.up.set()
-            return
-
-    def _strategy(self, seat: _Seat) -> Any:
-        return "SPREAD" if seat.wanted is None else on_node(seat.wanted)
-
-    def _wait(self, seat: _Seat, within: float | None = None) -> Any:
-        """The actor, once there is one."""
-        within = READY if within is None else within
-        while not seat.gone:
-            if not seat.up.wait(within):
-                raise Unreachable(f"Leaf {seat.leaf} could not be started: {seat.why}")
-            actor = seat.actor
-            if actor is not None and not seat.gone:
-                return actor
-        raise Unreachable(f"There is no leaf {seat.leaf} any more.")
-
-    def _leave(self, seat: _Seat) -> None:
-        """End a leaf."""
-        with seat.lock:
-            seat.gone = True
-            seat.up.set()  # release waiting callers
-            actor, coming = seat.actor, seat.coming
-        if actor is not None:
-            self._end(actor)
-        elif coming is not None:
-            self._ray.kill(coming)  # or it would wait for room that others could use
-
-    def _end(self, actor: Any) -> None:
-        """Let the actor write its checkpoint and exit; it may be dead already."""
-        try:
-            learn = actor.call.options(concurrency_group="learn")
-            self._ray.get(learn.remote("close"), timeout=READY)
-        except (self._ray.exceptions.RayError, TimeoutError):
-            pass
-        self._ray.kill(actor)
 
 
 def labels_of(folder: Path) -> list[str]:

@@ -26,13 +26,13 @@ from anytimecl.images import ImageSource, images_given, load_image
 from anytimecl.memory.database import Durability
 from anytimecl.prediction import THRESHOLD
 from anytimecl.scale.answers import TreePrediction
+from anytimecl.scale.copy_places import settled
 from anytimecl.scale.leaf_host import NAMESPACE, connect_ray, died_of, import_ray, plainly
 from anytimecl.scale.leaves import Health, Unreachable
 from anytimecl.scale.on_ray import OnRay, on_ray
 from anytimecl.scale.pending import MustWait
 from anytimecl.scale.ray_metrics import RouterMetrics
 from anytimecl.scale.record_host import EncodedImage, Looked, RecordMaker, encoders_on
-from anytimecl.scale.second_copy import settled
 from anytimecl.scale.snapshots import TreeReport
 from anytimecl.scale.tree import TreeClassifier
 from anytimecl.scale.tree_folder import TreeInUse

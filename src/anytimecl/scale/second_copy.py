@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import secrets
 import threading
 import time
@@ -18,23 +17,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from anytimecl.closing import Closing
 from anytimecl.errors import StoreError
-from anytimecl.files import make_folder, replacing, sync
 from anytimecl.memory import StoreWarning
+from anytimecl.scale.copy_places import SEGMENT_BYTES, CopyPlace, FolderPlace, place_at
 from anytimecl.scale.leaf import Former, LeafLesson
-from anytimecl.scale.log_service import SCHEME, LogService
 
 T = TypeVar("T")
 ABOUT = "copy.json"
-NO_COPY = "none"
 # Version 1 has neither the tree's identity nor the list of replaced files.
 VERSION, READABLE = 2, (1, 2)
-SEGMENT_BYTES = 1 << 26  # size of a file in a folder
 PAUSE = 2.0  # seconds until an example that is being written counts as missing
 TOGETHER = 1000  # examples at most in one write
 RECENT = 10_000  # latest examples, whose retries add no line
@@ -71,8 +66,8 @@ class SecondCopy(Closing):
         noted: int | None = None,
     ) -> None:
         self.address = address
-        self._place = _place(address)
-        if isinstance(self._place, _Folder):
+        self._place = place_at(address)
+        if isinstance(self._place, FolderPlace):
             self._place.make()
         self._tree, self._owner, self._meta = tree, owner, dict(meta)
         about = _about(self._place) if self._place.has(ABOUT) else None
@@ -125,29 +120,33 @@ class SecondCopy(Closing):
 
         Includes earlier lines, with other labels, of images that have this label now.
         """
-        gone = 0
         with self._writing:
             try:
                 self._check_there()
-            except StoreError as error:
+                self._recent.clear()
+                self._number += 1  # what comes next is another file
+                return self._forgotten(label)
+            except (OSError, StoreError) as error:
                 told = f"The second copy ({self.address}) has not forgotten {label!r}: {error}."
                 raise StoreError(f"{told} Forget it again when it is there.") from error
-            self._recent.clear()
-            self._number += 1  # what comes next is another file
-            names = self._place.names()
-            last: dict[int | None, str] = {}
-            seen: set[str | None] = {None}
-            for each in (each for name in names for each in self._read(name) if each):
-                if each.key is None or each.key not in seen:  # not a late retry
-                    last[each.content] = each.label
-                    seen.add(each.key)
-            images = {image for image, its in last.items() if its == label and image is not None}
-            for name in names:
-                lines = self._place.read(name).splitlines(keepends=True)
-                kept = [line for line in lines if _stays(line, label, images)]
-                if len(kept) < len(lines):
-                    gone += len(lines) - len(kept)
-                    self._place.write(name, b"".join(kept))
+
+    def _forgotten(self, label: str) -> int:
+        names = self._place.names()
+        last: dict[int | None, str] = {}
+        seen: set[str | None] = set()
+        for line in (line for name in names for line in self._place.read(name).splitlines(True)):
+            each = _lesson(line)
+            if each is not None and (each.key is None or each.key not in seen):  # no late retry
+                last[each.content] = each.label
+                seen.add(each.key)
+        images = {image for image, its in last.items() if its == label and image is not None}
+        gone = 0
+        for name in names:
+            lines = self._place.read(name).splitlines(keepends=True)
+            kept = [line for line in lines if _stays(line, label, images)]
+            if len(kept) < len(lines):
+                gone += len(lines) - len(kept)
+                self._place.write(name, b"".join(kept))
         return gone
 
     def _refuse_rest(self) -> None:
@@ -158,9 +157,6 @@ class SecondCopy(Closing):
                 if item is not None:
                     why = "it is closed. Send the lesson again under the same key."
                     item[1].set_exception(StoreError(f"{self.address} was not written to: {why}"))
-
-    def _read(self, name: str) -> Iterator[LeafLesson | None]:
-        return map(_lesson, self._place.read(name).splitlines(keepends=True))
 
     def close(self) -> None:
         """Write pending examples, and close."""
@@ -208,7 +204,7 @@ class SecondCopy(Closing):
 
     def _check_there(self) -> None:
         """Raise StoreError if the folder was moved or replaced."""
-        if self.whole and isinstance(self._place, _Folder) and not self._place.has(ABOUT):
+        if self.whole and isinstance(self._place, FolderPlace) and not self._place.has(ABOUT):
             raise StoreError(f"is its disk mounted? {ABOUT} is not there any more")
 
     def _write(self, lines: bytes) -> None:
@@ -222,10 +218,10 @@ class SecondCopy(Closing):
 
 def meta_of(address: str) -> dict[str, str]:
     """Metadata of a copy: settings, spec and fingerprint of its tree."""
-    return dict(_about(_place(address))["meta"])
+    return dict(_about(place_at(address))["meta"])
 
 
-def _about(place: Any) -> dict[str, Any]:
+def _about(place: CopyPlace) -> dict[str, Any]:
     try:
         told: dict[str, Any] = json.loads(place.read(ABOUT))
         if told["version"] not in READABLE:
@@ -238,7 +234,7 @@ def _about(place: Any) -> dict[str, Any]:
 
 def lessons_in(address: str) -> Iterator[LeafLesson]:
     """Every example of a copy, in order; each has a key, so that it may be learned again."""
-    place = _place(address)
+    place = place_at(address)
     replaced = set(_about(place).get("replaced", ()))
     for name in place.names():
         if name in replaced:
@@ -327,97 +323,3 @@ def _lesson(line: bytes) -> LeafLesson | None:
 def _stays(line: bytes, label: str, images: set[int]) -> bool:
     lesson = _lesson(line)
     return lesson is not None and lesson.label != label and lesson.content not in images
-
-
-# --------------------------------------------------------------------------------------- places
-
-
-class _Folder:
-    """Files in a folder, synced."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def make(self) -> None:
-        """Create the folder, for writing."""
-        try:
-            make_folder(self._path)
-        except OSError as error:
-            raise StoreError(f"{self._path} cannot be made: {error}.") from error
-
-    def __str__(self) -> str:
-        return str(self._path)
-
-    def has(self, name: str) -> bool:
-        return (self._path / name).exists()
-
-    def names(self) -> list[str]:
-        return sorted(file.name for file in self._path.glob("lessons-*.jsonl"))
-
-    def read(self, name: str) -> bytes:
-        return (self._path / name).read_bytes()
-
-    def write(self, name: str, content: bytes) -> None:
-        with replacing(self._path / name) as draft:
-            draft.write_bytes(content)
-
-    def append(self, name: str, lines: bytes) -> int:
-        """Append to a file; returns its size."""
-        file, new = self._path / name, not (self._path / name).exists()
-        with file.open("ab") as opened:
-            opened.write(lines)
-            opened.flush()
-            os.fsync(opened.fileno())
-            size = opened.tell()
-        if new:
-            sync(self._path)
-        return size
-
-
-class _Objects:
-    """Objects in a store, written once each."""
-
-    def __init__(self, address: str) -> None:
-        import fsspec
-
-        try:
-            self._fs, root = fsspec.core.url_to_fs(address)
-        except (ImportError, ValueError) as error:
-            raise StoreError(f"{address} cannot be reached: {error}") from error
-        self._root, self._address = str(root).rstrip("/"), address
-
-    def __str__(self) -> str:
-        return self._address
-
-    def has(self, name: str) -> bool:
-        return bool(self._fs.exists(f"{self._root}/{name}"))
-
-    def names(self) -> list[str]:
-        self._fs.invalidate_cache()  # or a store lists what it knew before
-        found = self._fs.find(self._root)
-        names = (str(name).rpartition("/")[2] for name in found)
-        return sorted(name for name in names if name.startswith("lessons-"))
-
-    def read(self, name: str) -> bytes:
-        return bytes(self._fs.cat_file(f"{self._root}/{name}"))
-
-    def write(self, name: str, content: bytes) -> None:
-        self._fs.pipe_file(f"{self._root}/{name}", content)
-
-    def append(self, name: str, lines: bytes) -> int:
-        self.write(name, lines)
-        return SEGMENT_BYTES  # an object is never added to
-
-
-def settled(address: str) -> str:
-    """Normalise an address for storing: a folder becomes absolute."""
-    return address if address == NO_COPY or "://" in address else os.path.abspath(address)
-
-
-def _place(address: str) -> Any:
-    scheme, there, rest = address.partition("://")
-    if scheme == SCHEME and there:
-        return LogService(address)
-    if scheme in ("file", "local") and there:  # fsspec would not sync them
-        return _Folder(Path(rest))
-    return _Objects(address) if there else _Folder(Path(address))

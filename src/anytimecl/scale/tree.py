@@ -26,6 +26,7 @@ from anytimecl.labels import clean_label
 from anytimecl.memory import Report, StoreWarning
 from anytimecl.registry import Choice
 from anytimecl.scale.answers import pooled
+from anytimecl.scale.copy_places import NO_COPY, settled
 from anytimecl.scale.counts import Counts
 from anytimecl.scale.homes import LabelHomes
 from anytimecl.scale.keys import KeyIndex, OneAtATime
@@ -33,7 +34,7 @@ from anytimecl.scale.leaf import LeafLesson
 from anytimecl.scale.leaves import Health, Here, Leaves, Unreachable, leaf_folder
 from anytimecl.scale.pending import Lessons, Silence
 from anytimecl.scale.routes import Routes
-from anytimecl.scale.second_copy import NO_COPY, SecondCopy, settled
+from anytimecl.scale.second_copy import SecondCopy
 from anytimecl.scale.snapshots import TreeReport, checked, finish, making
 from anytimecl.scale.tree_folder import ASIDE, COPIED, COPY, FILE, IDENTITY, TreeFolder
 from anytimecl.scale.tree_learning import TreeLearning
