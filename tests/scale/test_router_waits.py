@@ -13,18 +13,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tests import helpers
 from tests.backbone import tiny
 from tests.scale.test_tree import keys
 
 from anytimecl.errors import StoreError
 from anytimecl.memory import StoreWarning
-from anytimecl.scale import router
+from anytimecl.scale import router, router_host
 from anytimecl.scale.leaf import LeafLesson
 from anytimecl.scale.leaves import Here
 from anytimecl.scale.pending import PENDING
 from anytimecl.scale.record_host import EncodedImage
-from anytimecl.scale.router import RouterHost
+from anytimecl.scale.router_host import RouterHost
 from anytimecl.scale.tree import TreeClassifier
 from anytimecl.scale.tree_folder import TreeFolder, TreeInUse
 from anytimecl.trainer import Learned
@@ -70,11 +71,11 @@ class Unmeasured:
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A model for routers in this process, with two threads for lessons."""
-    monkeypatch.setattr(router, "THREADS", {**router.THREADS, "learn": 2})
-    monkeypatch.setattr(router, "on_ray", lambda **_: Held)
-    monkeypatch.setattr(router, "import_ray", lambda: None)
-    monkeypatch.setattr(router, "encoders_on", lambda *_: [])
-    monkeypatch.setattr(router, "RouterMetrics", Unmeasured)
+    monkeypatch.setattr(router_host, "THREADS", {**router_host.THREADS, "learn": 2})
+    monkeypatch.setattr(router_host, "on_ray", lambda **_: Held)
+    monkeypatch.setattr(router_host, "import_ray", lambda: None)
+    monkeypatch.setattr(router_host, "encoders_on", lambda *_: [])
+    monkeypatch.setattr(router_host, "RouterMetrics", Unmeasured)
     return str(tiny.clip(tmp_path / "model"))
 
 
@@ -101,7 +102,7 @@ def images(host: RouterHost) -> tuple[int, int, dict[int, list[EncodedImage]]]:
     found: dict[int, list[EncodedImage]] = {full: [], other: []}
     for number in range(20, 200):
         [image] = host._maker.encoded([helpers.picture(number)])
-        found[tree.routes.leaf_of(router.torch.tensor(image.vector))].append(image)
+        found[tree.routes.leaf_of(torch.tensor(image.vector))].append(image)
     return full, other, found
 
 
@@ -165,8 +166,8 @@ def test_lessons_that_are_too_many_for_a_leaf_hold_up_no_other(host: RouterHost)
 def test_a_router_that_is_started_again_waits_for_the_lock_of_the_one_before(
     tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
-    monkeypatch.setattr(router, "_started_again", lambda: again)
-    monkeypatch.setattr(router, "PAUSE", 0.05)
+    monkeypatch.setattr(router_host, "_started_again", lambda: again)
+    monkeypatch.setattr(router_host, "PAUSE", 0.05)
     before = TreeFolder(tmp_path / "tree")
     if not again:
         with pytest.raises(TreeInUse):
@@ -183,7 +184,7 @@ def test_a_router_that_is_started_again_waits_for_the_lock_of_the_one_before(
 def test_a_loss_is_accepted_once_and_not_whenever_the_router_is_started_again(
     tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
-    monkeypatch.setattr(router, "_started_again", lambda: again)
+    monkeypatch.setattr(router_host, "_started_again", lambda: again)
     folder = tmp_path / "tree"
     TreeClassifier.open(folder, model=model).close()
     (folder / "leaf-000000").rename(tmp_path / "away")
