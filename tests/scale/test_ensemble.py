@@ -13,7 +13,7 @@ import torch
 from tests import helpers
 
 from anytimecl.classifier import AnytimeClassifier
-from anytimecl.errors import ModelError
+from anytimecl.errors import ModelError, StoreError
 from anytimecl.pool import weigh
 from anytimecl.scale.encoder import LAYER, join
 from anytimecl.scale.encoder_classifier import EncoderClassifier
@@ -93,6 +93,22 @@ def test_it_resumes_and_a_repeated_key_is_not_judged_again(tmp_path: Path) -> No
         assert json.loads(json.dumps(list(ensemble._evidence))) == json.loads(json.dumps(evidence))
         assert ensemble.predict(helpers.picture(99), helpers.LABELS).probabilities == told
         assert len(ensemble.first) == 20
+        ensemble.learn_one(*helpers.lesson(3))  # nor an image, without its key or with a new label
+        ensemble.learn_one(helpers.lesson(3)[0], "bird")
+        assert len(ensemble._evidence) == len(evidence)
+
+
+def test_what_could_not_be_learned_is_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StoreError("The disk is full.")
+
+    with opened(tmp_path) as ensemble:
+        monkeypatch.setattr(ensemble.first.memory, "check_writable", full)
+        with pytest.raises(StoreError, match="full"):
+            ensemble.learn_one(*helpers.lesson(0))
+        assert not ensemble._evidence
 
 
 def test_a_joined_encoder_is_the_same_after_reopening_and_after_a_replay(tmp_path: Path) -> None:
@@ -113,8 +129,12 @@ def test_a_joined_encoder_is_the_same_after_reopening_and_after_a_replay(tmp_pat
 
 def test_refusals(tmp_path: Path) -> None:
     with AnytimeClassifier.open(model=CLIP, settings=helpers.settings()) as first:
-        with pytest.raises(ModelError, match="an expert of the first"):
-            Ensemble(first, {"tuned": oracle})
+        for name in ("tuned", ""):
+            with pytest.raises(ModelError, match="an expert of the first"):
+                Ensemble(first, {name: oracle})
+        (tmp_path / "ensemble.json").write_text("[")
+        with pytest.raises(StoreError, match="delete it, or restore a backup"):
+            Ensemble(first, {"mine": oracle}, folder=tmp_path)
         wrong = Ensemble(first, {"mine": lambda images, labels: [[1.0]]})
         with pytest.raises(ModelError, match="a probability for each of 1 images and 4 labels"):
             wrong.predict(helpers.picture(0), helpers.LABELS)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -27,8 +26,9 @@ from anytimecl.blend import POOL, Opinions
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.closing import Closing
 from anytimecl.codec import ImageBytes
-from anytimecl.errors import LabelError, ModelError
-from anytimecl.images import ImageSource, load_image
+from anytimecl.errors import LabelError, ModelError, StoreError
+from anytimecl.files import replacing
+from anytimecl.images import ImageSource, images_given, load_image
 from anytimecl.labels import clean_labels, teachable
 from anytimecl.pool import RECENT, TINY, start_weights, weigh
 from anytimecl.prediction import THRESHOLD, Prediction, predictions
@@ -78,41 +78,44 @@ class Ensemble(Closing):
         *,
         folder: str | Path | None = None,
     ) -> None:
-        if taken := {ORIGINAL, TUNED, GAUSSIAN} & others.keys():
-            raise ModelError(f"{taken.pop()!r} is an expert of the first classifier.")
+        if taken := {FIRST, ORIGINAL, TUNED, GAUSSIAN} & others.keys():
+            raise ModelError(
+                f"No member can be called {taken.pop()!r}, as the first classifier is, or an "
+                "expert of the first classifier."
+            )
         self.first, self.others = first, dict(others)
-        self._file = None if folder is None else Path(folder) / FILE
+        # os.chdir must not change it
+        self._file = None if folder is None else Path(folder).absolute() / FILE
         self._unsaved = 0
         self._evidence: deque[tuple[str, dict[str, dict[str, float]]]] = deque(maxlen=RECENT)
         self.weights: dict[str, float] = {}
         if self._file is not None and self._file.exists():
-            kept = json.loads(self._file.read_text(encoding="utf-8"))
-            self._evidence.extend((label, said) for label, said in kept.get("evidence", ()))
-            self.weights = kept.get("weights", {})
+            try:
+                kept = json.loads(self._file.read_text(encoding="utf-8"))
+                self._evidence.extend((label, said) for label, said in kept.get("evidence", ()))
+                self.weights = kept.get("weights", {})
+            except (OSError, ValueError, AttributeError, TypeError) as error:
+                raise StoreError(
+                    f"{self._file} cannot be read ({error}). Without it the weights are fitted "
+                    "again, as examples are learned: delete it, or restore a backup."
+                ) from error
 
     def learn_one(self, image: ImageSource, label: str, *, key: str | None = None) -> Learned:
         """Score the image with every expert, then learn it with each classifier, once for a key."""
         label, key = teachable(label), key or uuid.uuid4().hex
         loaded = load_image(image)
-        known = self.first.memory.has_key(key) is not None
         asked = list(dict.fromkeys([*self.first.labels, label]))
         tokens = self._encoded([loaded])
-        if not known:  # a repeated example was learned before: no evidence
-            said = self._opinions([loaded], tokens, asked).everyone()
-            self._evidence.append(
-                (
-                    label,
-                    {
-                        name: dict(zip(asked, s[0].tolist(), strict=True))
-                        for name, s in said.items()
-                    },
-                )
-            )
+        opinions = self._opinions([loaded], tokens, asked).everyone()
+        said = {n: dict(zip(asked, s[0].tolist(), strict=True)) for n, s in opinions.items()}
+        last = self.first.memory.last
         learned = _taught(self.first, loaded, tokens[FIRST], label, key)
         for name, member in self.others.items():
             if isinstance(member, AnytimeClassifier):
                 _taught(member, loaded, tokens[name], label, key)
-        if not known:
+        # An image that was learned before, whatever its key and label, is no evidence.
+        if learned.id > last and learned.replaced is None:
+            self._evidence.append((label, said))
             self._unsaved += 1
             if self._unsaved % EVERY == 0:
                 self._weigh()
@@ -124,8 +127,8 @@ class Ensemble(Closing):
         self, images: Any, labels: Sequence[str] | None = None, *, threshold: float = THRESHOLD
     ) -> Any:
         """An `EnsemblePrediction` for one image, a list of them for a list."""
-        many = isinstance(images, list | tuple)
-        loaded = [load_image(image) for image in (images if many else [images])]
+        given, many = images_given(images)
+        loaded = [load_image(image) for image in given]
         if labels is None and not self.first.labels:
             raise LabelError("Nothing is learned yet: say which labels to choose from.")
         asked = clean_labels(self.first.labels if labels is None else labels)
@@ -146,10 +149,9 @@ class Ensemble(Closing):
         if self._file is None:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._file.with_name(f".{FILE}-new")
         known = {"evidence": list(self._evidence), "weights": self.weights}
-        draft.write_text(json.dumps(known), encoding="utf-8")
-        os.replace(draft, self._file)
+        with replacing(self._file) as draft:
+            draft.write_text(json.dumps(known), encoding="utf-8")
 
     def close(self) -> None:
         """Save, and close every classifier."""
