@@ -10,7 +10,7 @@ import pytest
 from tests import helpers
 
 from anytimecl.codec import make_codec
-from anytimecl.errors import AnytimeError, ModelError, StoreError
+from anytimecl.errors import AnytimeError, LabelError, ModelError, StoreError
 from anytimecl.scale import federated
 from anytimecl.scale.federated import EdgeClient, Parcel, Receipt, Send, straight_to
 from anytimecl.scale.tree import TreeClassifier
@@ -147,6 +147,20 @@ def test_a_key_is_kept_once_and_silence_is_an_error(tmp_path: Path) -> None:
         client.flush()
     assert len(client) == 1
     client.close()
+
+
+def test_an_outbox_that_cannot_be_used_says_so(tmp_path: Path, tree: TreeClassifier) -> None:
+    client = edge(tmp_path / "edge", straight_to(tree))
+    with pytest.raises(LabelError, match="cannot be taught"):
+        client.add(helpers.picture(0), "none of these")
+    with pytest.raises(TypeError, match="A key is text"):
+        client.add(helpers.picture(0), "cat", key=7)  # type: ignore[arg-type]
+    client.close()
+    with pytest.raises(StoreError, match=r"outbox in .* closed.*open it again"):
+        client.add(helpers.picture(0), "cat")
+    (tmp_path / "edge" / "outbox.sqlite3").write_bytes(b"damaged" * 999)
+    with pytest.raises(StoreError, match=r"outbox in .* is not a database"):
+        edge(tmp_path / "edge", straight_to(tree))
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import json
 import sqlite3
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
@@ -22,7 +23,7 @@ from anytimecl.closing import Closing
 from anytimecl.codec import Codec
 from anytimecl.errors import AnytimeError, KeyUsedError, LabelError, ModelError, StoreError
 from anytimecl.images import ImageSource, load_image
-from anytimecl.labels import clean_label
+from anytimecl.labels import clean_label, teachable
 from anytimecl.recording import RecordError
 from anytimecl.trainer import Learned
 
@@ -163,37 +164,30 @@ class EdgeClient(Closing):
                 f"{backbone.spec.name}."
             )
         self._backbone, self._codec, self._send = backbone, codec, send
-        self._lock = threading.Lock()
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        self._db = sqlite3.connect(Path(folder) / FILE, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
-        with self._db:
-            self._db.execute(
-                "CREATE TABLE IF NOT EXISTS parcel (number INTEGER PRIMARY KEY, "
-                "key TEXT UNIQUE NOT NULL, label TEXT NOT NULL, record BLOB NOT NULL, why TEXT)"
-            )
-            self._db.execute("CREATE TABLE IF NOT EXISTS maker (fingerprint TEXT, codec TEXT)")
+        self._lock = threading.RLock()
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._db = sqlite3.connect(self._folder / FILE, check_same_thread=False)
         try:
-            self._sign(Path(folder))
+            self._begin()
         except BaseException:
             self._db.close()
             raise
 
     def add(self, image: ImageSource, label: str, *, key: str | None = None) -> str:
         """Encode an example and store it for sending; returns its key. A known key adds nothing."""
-        label = clean_label(label)
+        label = teachable(label)
         key = key or uuid.uuid4().hex
+        if not isinstance(key, str):
+            raise TypeError(f"A key is text, not {type(key).__name__}: {key!r}.")
         if len(key) > LONGEST_KEY:
             raise StoreError(
                 f"A key has at most {LONGEST_KEY} characters, and this one {len(key)}."
             )
         tokens = self._backbone.encode([load_image(image)])[0]
         row = (key, label, self._codec.encode(tokens))
-        with self._lock, self._db:
-            self._db.execute(
-                "INSERT OR IGNORE INTO parcel (key, label, record) VALUES (?, ?, ?)", row
-            )
+        with self._using() as db:
+            db.execute("INSERT OR IGNORE INTO parcel (key, label, record) VALUES (?, ?, ?)", row)
         return key
 
     def __len__(self) -> int:
@@ -203,13 +197,13 @@ class EdgeClient(Closing):
     def refused(self) -> list[Refused]:
         """Parcels that the receiver refused; they are kept until `drop`."""
         query = "SELECT key, why FROM parcel WHERE why IS NOT NULL ORDER BY number"
-        with self._lock:
-            return [Refused(*row) for row in self._db.execute(query)]
+        with self._using() as db:
+            return [Refused(*row) for row in db.execute(query)]
 
     def drop(self, keys: Iterable[str]) -> None:
         """Delete parcels."""
-        with self._lock, self._db:
-            self._db.executemany("DELETE FROM parcel WHERE key = ?", ((key,) for key in keys))
+        with self._using() as db:
+            db.executemany("DELETE FROM parcel WHERE key = ?", ((key,) for key in keys))
 
     def flush(self) -> int:
         """Send all parcels, in batches; returns how many were accepted.
@@ -227,36 +221,54 @@ class EdgeClient(Closing):
                     f"None of {len(batch)} parcels was taken. They are kept: try again later."
                 )
             self.drop(taken)
-            with self._lock, self._db:
-                self._db.executemany(
+            with self._using() as db:
+                db.executemany(
                     "UPDATE parcel SET why = ? WHERE key = ?",
                     ((one.why, one.key) for one in refused),
                 )
             done += len(taken)
         return done
 
-    def _sign(self, folder: Path) -> None:
-        """Store model and codec of the parcels; raises if there are some of another one."""
+    @contextmanager
+    def _using(self) -> Iterator[sqlite3.Connection]:
+        """The outbox, in a transaction."""
+        try:
+            with self._lock, self._db:
+                yield self._db
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"The outbox in {self._folder} cannot be used: {error}. If it is closed, open it "
+                "again; if its disk is full, make room. What it holds is kept."
+            ) from error
+
+    def _begin(self) -> None:
+        """Note model and codec of the parcels; raises if there are some of another one."""
         own = (self._backbone.spec.fingerprint, self._codec.name)
-        with self._db:
-            found = self._db.execute("SELECT * FROM maker").fetchone()
+        with self._using() as db:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=FULL")
+            db.execute(
+                "CREATE TABLE IF NOT EXISTS parcel (number INTEGER PRIMARY KEY, "
+                "key TEXT UNIQUE NOT NULL, label TEXT NOT NULL, record BLOB NOT NULL, why TEXT)"
+            )
+            db.execute("CREATE TABLE IF NOT EXISTS maker (fingerprint TEXT, codec TEXT)")
+            found = db.execute("SELECT * FROM maker").fetchone()
             if found not in (own, None) and (waiting := self._count("TRUE")):
                 raise ModelError(
-                    f"The outbox in {folder} still holds {waiting} parcels of another model or "
-                    "codec: open it with those and send or drop them, or use another folder."
+                    f"The outbox in {self._folder} still holds {waiting} parcels of another model "
+                    "or codec: open it with those and send or drop them, or use another folder."
                 )
-            self._db.execute("DELETE FROM maker")
-            self._db.execute("INSERT INTO maker VALUES (?, ?)", own)
+            db.execute("DELETE FROM maker")
+            db.execute("INSERT INTO maker VALUES (?, ?)", own)
 
     def _next(self) -> list[Parcel]:
         query = "SELECT key, label, record FROM parcel WHERE why IS NULL ORDER BY number LIMIT ?"
-        with self._lock:
-            return [Parcel(*row) for row in self._db.execute(query, (BATCH,))]
+        with self._using() as db:
+            return [Parcel(*row) for row in db.execute(query, (BATCH,))]
 
     def _count(self, where: str) -> int:
-        with self._lock:
-            found = self._db.execute(f"SELECT count(*) FROM parcel WHERE {where}").fetchone()
-            return int(found[0])
+        with self._using() as db:
+            return int(db.execute(f"SELECT count(*) FROM parcel WHERE {where}").fetchone()[0])
 
     def close(self) -> None:
         """Close the outbox; its parcels are kept."""
