@@ -74,6 +74,14 @@ def test_what_lies_outside_does_not_matter_but_a_small_region_does() -> None:
     assert torch.equal(region_tokens(tokens, cover), region_tokens(changed, cover))
 
 
+def test_a_mask_from_an_image_file_is_a_mask() -> None:
+    mask = np.zeros((40, 40), bool)
+    mask[:13, :29] = True
+    expected = coverage(mask, (40, 40), SPEC)
+    for made in (mask * np.uint8(255), mask * np.uint8(128), mask.astype(np.float32)):
+        assert torch.equal(coverage(made, (40, 40), SPEC), expected)
+
+
 def test_a_corrected_region_teaches() -> None:
     two = PIL.Image.new("RGB", (2 * SIDE, 2 * SIDE))
     two.paste(helpers.picture(1).resize((SIDE, 2 * SIDE)), (0, 0))

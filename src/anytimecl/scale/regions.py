@@ -74,7 +74,7 @@ def _as_mask(region: Region, size: tuple[int, int]) -> PIL.Image.Image:
             raise ImageError(
                 f"A mask has the shape of its image, {(height, width)}, not {region.shape}."
             )
-        return PIL.Image.fromarray(region.astype(np.uint8) * 255)
+        return PIL.Image.fromarray(region.astype(bool).astype(np.uint8) * 255)
     left, top, right, bottom = region
     pixels = np.zeros((height, width), np.uint8)
     pixels[round(max(0, top)) : round(bottom), round(max(0, left)) : round(right)] = 255

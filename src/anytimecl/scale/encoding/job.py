@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,15 +83,9 @@ class EncodingJob:
 
     def to_json(self) -> dict[str, Any]:
         """The form that is stored in the folder."""
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "source": self.source,
-            "reading": dataclasses.asdict(self.reading),
-            "meta": dict(self.meta),
-            "block": self.block,
-            "limit": self.limit,
-        }
+        told = dataclasses.asdict(self)
+        del told["folder"]  # it may be moved
+        return {"format": FORMAT, "version": VERSION, **told}
 
 
 def memory_meta(backbone: Backbone, settings: Settings) -> dict[str, str]:
@@ -181,22 +176,16 @@ def _agreed(found: EncodingJob, wanted: EncodingJob) -> EncodingJob:
 
 
 def _write_plan(job: EncodingJob) -> None:
-    left = job.limit
+    left = math.inf if job.limit is None else job.limit
     with replacing(job.folder / PLAN, alone=False) as draft:
         with draft.open("wb") as file:
-            for count, what in _limited(job, left):
-                file.write(json.dumps([count, what]).encode() + b"\n")
+            for count, what in job.open_source().blocks(job.block):
+                if left <= 0:
+                    break
+                # The last of them may be cut short when it is read.
+                file.write(json.dumps([min(count, left), what]).encode() + b"\n")
+                left -= count
             if not file.tell():
                 raise StoreError(f"There are no images in {job.source}.")
         if (job.folder / JOB).exists():
             raise _BegunElsewhere
-
-
-def _limited(job: EncodingJob, left: int | None) -> Iterable[tuple[int, Any]]:
-    """The blocks up to the limit; the last of them may be cut short when it is read."""
-    for count, what in job.open_source().blocks(job.block):
-        if left is not None and left <= 0:
-            return
-        some = count if left is None else min(count, left)
-        yield some, what
-        left = None if left is None else left - some

@@ -260,9 +260,13 @@ def named(label: object, names: Sequence[str] | None) -> str | None:
 
     >>> named(1, ("cat", "dog")), named("fox", None), named(None, None), named(7, None)
     ('dog', 'fox', None, '7')
+    >>> named(b"fox", None)  # Parquet files of some makers have no texts
+    'fox'
     """
     if label is None:
         return None
+    if isinstance(label, bytes):
+        label = label.decode("utf-8", "replace")
     if names is not None and str(label).lstrip("-").isdigit():
         place = int(str(label))
         return names[place] if 0 <= place < len(names) else None
