@@ -12,6 +12,7 @@ from tests import helpers
 from tests.scale.test_tree import opened
 
 from anytimecl.scale import shortlist
+from anytimecl.scale.leaf import Leaf
 from anytimecl.scale.leaves import Here, Unreachable
 from anytimecl.scale.shortlist import ManyLabels, SentLabels
 
@@ -68,6 +69,17 @@ def test_an_unreachable_leaf_leaves_the_original_model(tmp_path: Path, short: No
         assert (told.missing, len(told.probabilities)) == ((0,), 8)
 
 
+def test_a_leaf_that_is_being_closed_still_chooses(tmp_path: Path) -> None:
+    with opened(tmp_path) as tree:
+        tree.learn_one(*helpers.lesson(0))
+        tokens = tree.encode([helpers.picture(100)])
+        many = ManyLabels.of(MANY, tree.backbone.embed_labels(MANY))
+        leaf = Leaf.open(model=tree.backbone, settings=tree.settings)
+        before = leaf.shortlist(tokens, many)
+        leaf.close()
+        assert leaf.shortlist(tokens, many) == before
+
+
 def test_labels_are_fetched_once() -> None:
     kept, fetched = SentLabels(2), []
 
@@ -78,8 +90,8 @@ def test_labels_are_fetched_once() -> None:
 
         return kept.get(number, fetch)
 
-    for number in ("a", "b", "a", "c", "b", "c"):
+    for number in ("a", "b", "a", "c", "a", "c"):
         assert get(number).labels == (number,)
     assert fetched == ["a", "b", "c"]
-    get("a")
-    assert fetched == ["a", "b", "c", "a"]
+    get("b")  # the one used longest ago gave way
+    assert fetched == ["a", "b", "c", "b"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -72,17 +73,13 @@ def original_only(backbone: Backbone, tokens: Tensor, vectors: Tensor) -> LeafAn
     return LeafAnswer.of(unlearned(logits, backbone.spec.none_logit), POOL)
 
 
-def gathered(
-    waiting: Mapping[int, Future[T]], patience: float
-) -> tuple[dict[int, T], tuple[int, ...]]:
-    """Answers that arrived in time, and the leaves that did not answer."""
-    answers, missing = {}, []
+def gathered(waiting: Mapping[int, Future[T]], patience: float) -> dict[int, T]:
+    """Answers that arrived in time, by leaf."""
+    answers = {}
     for leaf, future in waiting.items():
-        try:
+        with suppress(ConnectionError, TimeoutError):
             answers[leaf] = future.result(timeout=patience)
-        except (ConnectionError, TimeoutError):
-            missing.append(leaf)
-    return answers, tuple(missing)
+    return answers
 
 
 def pooled(stats: Sequence[Mapping[str, LabelStats]]) -> dict[str, LabelStats]:

@@ -24,19 +24,19 @@ TOGETHER = 1000  # keys written in one transaction
 class KeyIndex(Closing):
     """Key -> the leaf it was sent to; the leaf itself knows whether it has the key.
 
-    >>> index = KeyIndex(None)
+    >>> import tempfile
+    >>> index = KeyIndex(Path(tempfile.mkdtemp()))
     >>> index.claim("a.jpg", 3)
     >>> index.leaf_of("a.jpg"), index.leaf_of("b.jpg")
     (3, None)
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path) -> None:
         self._lock = threading.Lock()
-        self._path = None if folder is None else folder / FILE
+        self._path = folder / FILE
         try:
             self._db = _opened(self._path)
         except sqlite3.DatabaseError:  # damaged or of another version: rebuilt
-            assert folder is not None
             for ending in ("", "-wal", "-shm"):
                 (folder / f"{FILE}{ending}").unlink(missing_ok=True)
             with telling(self._path):
@@ -111,9 +111,8 @@ class KeyIndex(Closing):
             self._db.close()
 
 
-def _opened(path: Path | None) -> sqlite3.Connection:
-    name = ":memory:" if path is None else str(path)
-    db = sqlite3.connect(name, isolation_level=None, check_same_thread=False)
+def _opened(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version not in (0, VERSION):

@@ -134,7 +134,10 @@ class Leaf(AnytimeClassifier):
             model = self._trainer.model
             found = named(model, tokens, many)
         for own, places in zip(tokens, found, strict=True):
-            known = self.memory.find_content(digest_of(own))
+            try:
+                known = self.memory.find_content(digest_of(own))
+            except StoreError:  # closed, as its leaf splits, or damaged: choose without it
+                break
             if known is not None and known[1] in many.place:
                 places.add(many.place[known[1]])
         return [sorted(places) for places in found]

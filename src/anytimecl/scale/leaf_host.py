@@ -16,6 +16,7 @@ from torch import Tensor
 from anytimecl.backbone import Backbone, Spec
 from anytimecl.backbone.prior import Prior
 from anytimecl.errors import AnytimeError
+from anytimecl.files import replacing
 from anytimecl.memory.database import Durability
 from anytimecl.opening import PRIOR
 from anytimecl.scale.leaf import LeafAnswer, LeafLesson
@@ -152,9 +153,9 @@ class LeafHost:
 
 
 def write_tail(backbone: Backbone, folder: Path) -> None:
-    draft = folder / f".{TAIL}-new"
-    save_file({name: t.cpu().contiguous() for name, t in backbone.tail.items()}, draft)
-    os.replace(draft, folder / TAIL)
+    """Write what a leaf needs of a model."""
+    with replacing(folder / TAIL) as draft:
+        save_file({name: t.cpu().contiguous() for name, t in backbone.tail.items()}, draft)
     if backbone.prior is not None:
         backbone.prior.save(folder / PRIOR)
 

@@ -6,7 +6,6 @@ Centres are fixed when a leaf splits, so an image is always routed to the leaf t
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from anytimecl.errors import StoreError
+from anytimecl.files import replacing
 
 # Version 1 had no owner.
 VERSION, READABLE = "2", ("1", "2")
@@ -131,16 +131,8 @@ class Routes:
         """Write the file, atomically."""
         told = {"version": VERSION, "next": str(self.next_leaf), **meta}
         told["children"] = json.dumps(self.children)
-        draft = file.with_name(f".{file.name}-new")
-        save_file({"centres": self.centres}, draft, metadata=told)
-        with draft.open("rb+") as opened:
-            os.fsync(opened.fileno())
-        os.replace(draft, file)
-        folder = os.open(file.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with replacing(file) as draft:
+            save_file({"centres": self.centres}, draft, metadata=told)
 
     @classmethod
     def load(cls, file: Path) -> tuple[Routes, dict[str, str]]:

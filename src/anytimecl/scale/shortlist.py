@@ -80,9 +80,8 @@ class SentLabels:
 
     def get(self, number: str, fetch: Callable[[], tuple[Sequence[str], Tensor]]) -> ManyLabels:
         """The set with a number; `fetch` returns labels and vectors if it is not cached."""
-        found = self._sets.get(number)
-        if found is None:
-            found = self._sets[number] = ManyLabels.of(*fetch())
+        found = self._sets.pop(number, None) or ManyLabels.of(*fetch())
+        self._sets[number] = found  # the latest is the last
         while len(self._sets) > self._most:
             self._sets.popitem(last=False)
         return found

@@ -89,7 +89,7 @@ def _routes(folder: Path) -> tuple[Routes, dict[str, str]]:
 @contextmanager
 def making(to: Path) -> Iterator[Path]:
     """A draft that becomes the new folder `to` if there are routes in it."""
-    if to.exists() and any(to.iterdir()):
+    if to.is_file() or (to.exists() and any(to.iterdir())):
         raise StoreError(f"{to} is there already: choose a new folder.")
 
     class Unfinished(Exception):

@@ -322,8 +322,8 @@ class TreeClassifier(TreeLearning, Closing):
             settled = False
             warnings.warn(f"Closed with lessons on their way: {error}", StoreWarning, stacklevel=2)
         whole = settled and self._stopped is None
-        self._closed = True
-        self._stopped = StoreError(CLOSED)
+        with self._lock:  # so that no example is half sent
+            self._closed, self._stopped = True, StoreError(CLOSED)
         self._splitter.shutdown()
         with ExitStack() as closing:  # each of them, whatever becomes of the others
             for each in (self._place, self.leaves, self._keys, self._copy):

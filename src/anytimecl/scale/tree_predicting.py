@@ -135,7 +135,7 @@ class TreePredicting:
         ]
         found: dict[int, TreePrediction] = {}
         for (leaves, images, its), sent in zip(todo, waiting, strict=True):
-            answers, _ = gathered(sent, self._patience(images, its))
+            answers = gathered(sent, self._patience(images, its))
             missing = tuple(leaf for leaf in leaves if leaf not in answers)
             self._silence.note(sent, answers)
             if answers:
@@ -167,7 +167,7 @@ class TreePredicting:
             for leaf in leaves
             if self._silence.may_ask(leaf)
         }
-        found, _ = gathered(sent, self._patience(images, many))
+        found = gathered(sent, self._patience(images, many))
         self._silence.note(sent, found)
         own = shortlists.named_by_original(vectors[images].to(many.vectors), many)
         for image, parts in zip(images, zip(own, *found.values(), strict=True), strict=True):

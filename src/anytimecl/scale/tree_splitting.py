@@ -58,6 +58,8 @@ class TreeSplitting(TreePredicting):
     def _split_if_full(self, leaf: int) -> None:
         """Start splitting a leaf in the background; requires the lock."""
         limit = self._limit[leaf]
+        if self._stopped is not None:  # nothing is learned any more
+            return
         if limit is None or self._sizes[leaf] <= limit or leaf in self._splitting:
             return
         if time.monotonic() < self._not_before.get(leaf, (0.0, 0.0))[0]:

@@ -95,9 +95,6 @@ class EncoderHost:
             found = await asyncio.to_thread(self._backbone.embed_labels, labels, templates)
             return found.cpu().numpy()
 
-    def check_health(self) -> None:
-        """Passes if the replica answers."""
-
 
 class KeeperHost:
     """Loads the model's state from the memory when it has changed, and distributes it.
@@ -125,9 +122,6 @@ class KeeperHost:
             if last != self._event:
                 state = state_of(folder, self._backbone)
                 self._shared, self._event = self._share(state), last
-
-    def check_health(self) -> None:
-        """Passes if the replica answers."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +234,7 @@ class AnswerHost:
         """The app of a single service."""
         assert self._memories is not None
         file = self._served.tokens
-        tokens = read_tokens(None if file is None else Path(file), os.environ)
+        tokens = tokens_of(None if file is None else Path(file))
         if self._served.guarded and not tokens:
             raise AnytimeError(
                 f"Tokens are set where this was started, and there are none here: {file} must be "
