@@ -500,8 +500,10 @@ def test_a_snapshot_is_the_tree_while_it_goes_on(tmp_path: Path) -> None:
             if not more:
                 told = copy.predict(asked, helpers.LABELS)
                 assert [one.probabilities for one in told] == said
-    with pytest.raises(StoreError, match="choose a new folder"):
-        snapshot(tmp_path / "tree", tmp_path / "copy")
+    (tmp_path / "file").write_text("")
+    for taken in ("copy", "file"):
+        with pytest.raises(StoreError, match="choose a new folder"):
+            snapshot(tmp_path / "tree", tmp_path / taken)
     with pytest.raises(StoreError, match="no tree"):
         snapshot(tmp_path / "nothing", tmp_path / "other")
 
@@ -523,6 +525,29 @@ def test_a_snapshot_under_load_is_a_whole_tree(
         monkeypatch.setattr(snapshots, "copy_memory", and_a_lesson)
         snapshot(tmp_path / "tree", tmp_path / "copy")
     opened(tmp_path / "copy").close()  # and no leaf holds less than it is said to
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_leaf_that_splits_while_all_are_copied_is_there_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    copy, done = snapshots.copy_memory, []
+    with grown(tmp_path / "tree", COUNT) as tree:
+
+        def and_a_split(folder: Path, to: Path) -> Path:
+            for split in (first, not first):
+                if split and not done:
+                    done.append(folder)
+                    tree._split(0)
+                elif not split:
+                    made = copy(folder, to)
+            return made
+
+        monkeypatch.setattr(snapshots, "copy_memory", and_a_split)
+        assert snapshot(tmp_path / "tree", tmp_path / "copy") == 2
+        held = keys(tree)
+    with opened(tmp_path / "copy") as tree:
+        assert keys(tree) == held
 
 
 def test_a_leaf_that_splits_while_all_are_checked_is_not_missing(

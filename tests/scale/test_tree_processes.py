@@ -68,7 +68,7 @@ def test_a_split_without_free_cores_leaves_the_leaf_at_work(
 def test_a_leaf_whose_folder_is_lost_is_not_made_anew_when_it_starts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_ray, "READY", 1.0)
+    monkeypatch.setattr(seat, "READY", 1.0)
     monkeypatch.setattr(seat.warnings, "warn", lambda *_, **__: None)  # at each attempt
     with process_ray(monkeypatch) as ray:
         tree = opened(tmp_path)
@@ -198,7 +198,7 @@ def test_a_split_of_ten_thousand_holds_up_no_other_leaf(
 def test_a_tree_with_a_stopped_leaf_can_be_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_ray, "READY", 2.0)
+    monkeypatch.setattr(seat, "READY", 2.0)
     with process_ray(monkeypatch) as ray:
         tree = opened(tmp_path, stuck=0.5)
         teach(tree, range(4))
@@ -222,7 +222,7 @@ def test_a_tree_that_died_in_one_process_goes_on_with_processes(
     tree.learn_one(helpers.picture(6), "a mistake")
     tree.learn_one(helpers.picture(6), "cat")
     abandon(tree)  # there is no checkpoint, and nobody has told leaves of any label
-    monkeypatch.setattr(on_ray, "READY", 20.0)
+    monkeypatch.setattr(seat, "READY", 20.0)
     with process_ray(monkeypatch):
         again = opened(tmp_path)
         assert len(again) == 7

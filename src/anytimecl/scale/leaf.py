@@ -221,20 +221,10 @@ class Leaf(AnytimeClassifier):
         """
         shutil.rmtree(folder, ignore_errors=True)  # of an interrupted attempt
         with open_memory(folder, create=dict(self.memory.meta)) as memory:
+            numbers, named = self._copied(ids, memory)
             sampler = SAMPLERS.make(self.settings.sampler)
-            named: list[str] = []
-            added: list[int] = []
-            for start in range(0, len(ids), CHUNK):
-                rows = [row for _, row in self.memory.rows(ids[start : start + CHUNK])]
-                for example, row in zip(memory.append_many(rows), rows, strict=True):
-                    sampler.add(example, row.label)
-                    named.append(row.label)
-                    added.append(example)
-            numbers = dict(zip(ids, added, strict=True))
-            with self.memory.reading(), memory.writing():  # a late retry comes to the child
-                for key, used in self.memory.keys.rows():
-                    if used.example in numbers:
-                        memory.keys.copy(key, used._replace(example=numbers[used.example]))
+            for example, label in zip(numbers.values(), named, strict=True):
+                sampler.add(example, label)
             labels = list(memory.labels())
             estimates = saved.state["estimates"]
             known = {name: e for name, e in estimates["labels"].items() if name in labels}
@@ -256,10 +246,26 @@ class Leaf(AnytimeClassifier):
             tensors |= instances_of(self._trainer.model, numbers, labels)
             expert = GaussianExpert(vectors.shape[1], self.backbone.prior)
             place = {label: row for row, label in enumerate(labels)}
-            expert.count(added, [place[label] for label in named], vectors, len(labels))
+            rows = [place[label] for label in named]
+            expert.count(list(numbers.values()), rows, vectors, len(labels))
             tensors |= expert.state()
             child = dataclasses.replace(saved, event=memory.last, tensors=tensors, state=state)
             checkpoints.save(child, folder / CHECKPOINT)
+
+    def _copied(self, ids: Sequence[int], memory: Store) -> tuple[dict[int, int], list[str]]:
+        """Copy examples and their keys to a memory; their numbers there, and their labels."""
+        added: list[int] = []
+        named: list[str] = []
+        for start in range(0, len(ids), CHUNK):
+            rows = [row for _, row in self.memory.rows(ids[start : start + CHUNK])]
+            added += memory.append_many(rows)
+            named += [row.label for row in rows]
+        numbers = dict(zip(ids, added, strict=True))
+        with self.memory.reading(), memory.writing():  # a late retry comes to the child
+            for key, used in self.memory.keys.rows():
+                if used.example in numbers:
+                    memory.keys.copy(key, used._replace(example=numbers[used.example]))
+        return numbers, named
 
 
 def _evidence(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from anytimecl.errors import StoreError
+from anytimecl.errors import AnytimeError, StoreError
 from anytimecl.files import replacing
 from anytimecl.memory import open_memory, verify
 from anytimecl.memory.contract import Progress
@@ -45,18 +45,18 @@ def snapshot(folder: Path, to: Path) -> int:
     """
     for _ in range(TIMES):
         routes, told = _routes(folder)
-        with making(to) as part:
-            try:
-                for leaf in routes.leaves():
+        leaves = routes.leaves()
+        try:
+            with making(to) as part:
+                for leaf in leaves:
                     copy_memory(leaf_folder(folder, leaf), leaf_folder(part, leaf))
-                whole = True
-            except StoreError:
-                if _routes(folder)[0].leaves() == routes.leaves():
-                    raise
-                whole = False
-            if whole and _routes(folder)[0].leaves() == routes.leaves():
                 finish(part, folder, routes, told)
-                return len(routes.leaves())
+                if _routes(folder)[0].leaves() != leaves:
+                    raise StoreError("A leaf has split: the copies are of no one moment.")
+            return len(leaves)
+        except (AnytimeError, OSError):
+            if _routes(folder)[0].leaves() == leaves:
+                raise
     raise StoreError(f"Leaves of {folder} split all the time: try again when there is less to do.")
 
 
@@ -88,21 +88,12 @@ def _routes(folder: Path) -> tuple[Routes, dict[str, str]]:
 
 @contextmanager
 def making(to: Path) -> Iterator[Path]:
-    """A draft that becomes the new folder `to` if there are routes in it."""
+    """A draft that becomes the new folder `to` unless the block raises."""
     if to.is_file() or (to.exists() and any(to.iterdir())):
         raise StoreError(f"{to} is there already: choose a new folder.")
-
-    class Unfinished(Exception):
-        pass
-
-    try:
-        with replacing(to) as draft:
-            draft.mkdir(parents=True)
-            yield draft
-            if not (draft / FILE).exists():
-                raise Unfinished
-    except Unfinished:
-        pass
+    with replacing(to) as draft:
+        draft.mkdir(parents=True)
+        yield draft
 
 
 @dataclass(frozen=True)

@@ -186,6 +186,7 @@ def test_several_processes_give_the_same_records(run: Run, learned: Path, model:
     job = begun(made_job(run, learned.parent / "photos", model, block=3))
     done = list(running.in_processes(job, running.missing(job), 2))
     assert sorted(one.number for one in done) == [0, 1, 2, 3]
+    assert not list(running.on_ray(job, running.missing(job), 2))  # needs no cluster any more
     assert finish(job).examples == 12
     assert rows_in(imported(run, str(job.folder))) == rows_in(learned)
 

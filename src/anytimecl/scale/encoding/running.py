@@ -128,6 +128,8 @@ def on_ray(
     gpus: float = 0.0,
 ) -> Iterator[Done]:
     """Encode in Ray Data actors with `cpus` cores and `gpus` GPUs each; all need the folder."""
+    if not places:  # only the end of the job is left
+        return
     connect_ray(import_ray(), address)
     import ray.data
 
