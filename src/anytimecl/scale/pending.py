@@ -56,15 +56,10 @@ class Lessons:
         with self._lock:
             return [future for future in self._queues.get(leaf, ()) if not future.done()]
 
-    def leaves(self) -> list[int]:
-        """Leaves with pending examples."""
-        with self._lock:
-            known = list(self._queues)
-        return [leaf for leaf in known if self.of(leaf)]
-
     def all(self) -> list[Future[Learned]]:
         """All pending examples."""
-        return [future for leaf in self.leaves() for future in self.of(leaf)]
+        with self._lock:
+            return [one for queue in self._queues.values() for one in queue if not one.done()]
 
     def before(self, leaf: int, room: int = 1) -> Future[Learned] | None:
         """The request that another example for a leaf has to wait for; Unreachable if it is stuck.
@@ -91,9 +86,11 @@ class Lessons:
 
     def check_lesson(self, future: Future[Any]) -> None:
         """Raise Unreachable if the request's leaf is stuck."""
-        for leaf in self.leaves():
-            if future in self.of(leaf):
-                self.check(leaf)
+        with self._lock:
+            waiting = self._queues.items() if not future.done() else ()
+            own = [leaf for leaf, queue in waiting if future in queue]
+        for leaf in own:
+            self.check(leaf)
 
     def restart_clocks(self, leaves: Iterable[int]) -> None:
         """Restart the timeouts of these leaves."""
