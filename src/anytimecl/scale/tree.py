@@ -195,7 +195,7 @@ class TreeClassifier(TreeLearning, Closing):
             self._check_open()
             yield
 
-    # -------------------------------------------------------------------------------- splitting
+    # --------------------------------------------------------------------------- all its leaves
 
     def forget(self, *, label: str) -> int:
         """Delete every example of a label, permanently, from every leaf; returns their number."""
@@ -315,13 +315,13 @@ class TreeClassifier(TreeLearning, Closing):
         """Wait for pending examples, and close everything."""
         if self._closed:
             return
-        settled = True
+        hangs = False
         try:
             self.settle()
         except Unreachable as error:  # it was never acknowledged
-            settled = False
+            hangs = True
             warnings.warn(f"Closed with lessons on their way: {error}", StoreWarning, stacklevel=2)
-        whole = settled and self._stopped is None
+        whole = not hangs and self._stopped is None
         with self._lock:  # so that no example is half sent
             self._closed, self._stopped = True, StoreError(CLOSED)
         self._splitter.shutdown()
