@@ -155,6 +155,8 @@ def test_an_outbox_that_cannot_be_used_says_so(tmp_path: Path, tree: TreeClassif
         client.add(helpers.picture(0), "none of these")
     with pytest.raises(TypeError, match="A key is text"):
         client.add(helpers.picture(0), "cat", key=7)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"write \['a key'\]"):
+        client.drop("a key")
     client.close()
     with pytest.raises(StoreError, match=r"outbox in .* closed.*open it again"):
         client.add(helpers.picture(0), "cat")

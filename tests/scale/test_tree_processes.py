@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests import helpers
 from tests.scale.process_ray import process_ray
-from tests.scale.test_tree_faults import abandon
+from tests.scale.test_tree_faults import abandon, keys, teach
 
 from anytimecl.memory import StoreWarning
 from anytimecl.scale import on_ray, seat, splitting
@@ -27,19 +27,6 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are f
 def opened(folder: Path, **options: Any) -> TreeClassifier:
     options = {"model": helpers.model(), "settings": helpers.settings(), **options}
     return TreeClassifier.open(folder, leaves=on_ray.OnRay, **options)
-
-
-def teach(tree: TreeClassifier, numbers: range) -> None:
-    for number in numbers:
-        tree.learn_one(*helpers.lesson(number), key=f"lesson {number}")
-    tree.settle()
-
-
-def keys(tree: TreeClassifier) -> list[str]:
-    found = []
-    for leaf in tree.routes.leaves():
-        found += tree.leaves.call(leaf, "keys_after", 0)[0]
-    return sorted(found)
 
 
 def test_a_split_without_free_cores_leaves_the_leaf_at_work(

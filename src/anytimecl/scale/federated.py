@@ -202,6 +202,8 @@ class EdgeClient(Closing):
 
     def drop(self, keys: Iterable[str]) -> None:
         """Delete parcels."""
+        if isinstance(keys, str):  # its letters would be no keys
+            raise TypeError(f"Keys come as a list, not as one text: write [{keys!r}].")
         with self._using() as db:
             db.executemany("DELETE FROM parcel WHERE key = ?", ((key,) for key in keys))
 

@@ -218,3 +218,5 @@ def test_what_cannot_be_served_says_why(tmp_path: Path) -> None:
         planned({})
     with pytest.raises(AnytimeError, match="not known"):
         planned({"memory": str(tmp_path), "colour": "red"})
+    with pytest.raises(AnytimeError, match=r"Cores and GPUs are numbers: .*'two'"):
+        planned({"memory": str(tmp_path), "encoder_cpus": "two"})

@@ -56,11 +56,14 @@ def planned(args: Mapping[str, Any]) -> Planned:
     encoders, answerers = (
         _replicas(str(given.pop(name, "1"))) for name in ("encoders", "answerers")
     )
-    encoder = {
-        "num_cpus": float(given.pop("encoder_cpus", 1)),
-        "num_gpus": float(given.pop("encoder_gpus", 0)),
-    }
-    answerer = {"num_cpus": float(given.pop("answerer_cpus", 1))}
+    try:
+        encoder = {
+            "num_cpus": float(given.pop("encoder_cpus", 1)),
+            "num_gpus": float(given.pop("encoder_gpus", 0)),
+        }
+        answerer = {"num_cpus": float(given.pop("answerer_cpus", 1))}
+    except (TypeError, ValueError) as error:
+        raise AnytimeError(f"Cores and GPUs are numbers: {error}.") from error
     try:
         served = ServedMemory(str(given.pop("memory")), **given)
     except (KeyError, TypeError) as error:
