@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,11 @@ class Dead:
         method = SimpleNamespace(remote=remote)
         method.options = lambda **_: method
         return method
+
+    def future(self) -> Future[None]:
+        failed = Future[None]()
+        failed.set_exception(self.error("it is not there"))
+        return failed
 
 
 class Ray:

@@ -93,9 +93,10 @@ class RouterHost:
         """Encoders that are ready; if none, clients send images to the router."""
         ray, asked = import_ray(), list(self._starting)
         for ref in ray.wait(asked, num_returns=len(asked), timeout=0)[0] if asked else ():
-            each = self._starting.pop(ref)
+            if (each := self._starting.pop(ref, None)) is None:
+                continue  # another call looks at it
             try:
-                ray.get(ref)
+                await asyncio.wrap_future(ref.future())
             except ray.exceptions.ActorDiedError as error:  # such as one without the model
                 self._encoders.remove(each)
                 warnings.warn(f"An encoder did not start: {died_of(error)}", stacklevel=1)

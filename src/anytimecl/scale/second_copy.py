@@ -134,7 +134,7 @@ class SecondCopy(Closing):
         names = self._place.names()
         last: dict[int | None, str] = {}
         seen: set[str | None] = set()
-        for line in (line for name in names for line in self._place.read(name).splitlines(True)):
+        for line in (line for name in names for line in self._lines(name)):
             each = _lesson(line)
             if each is not None and (each.key is None or each.key not in seen):  # no late retry
                 last[each.content] = each.label
@@ -142,12 +142,15 @@ class SecondCopy(Closing):
         images = {image for image, its in last.items() if its == label and image is not None}
         gone = 0
         for name in names:
-            lines = self._place.read(name).splitlines(keepends=True)
+            lines = self._lines(name)
             kept = [line for line in lines if _stays(line, label, images)]
             if len(kept) < len(lines):
                 gone += len(lines) - len(kept)
                 self._place.write(name, b"".join(kept))
         return gone
+
+    def _lines(self, name: str) -> list[bytes]:
+        return self._place.read(name).splitlines(keepends=True)
 
     def _refuse_rest(self) -> None:
         """Fail the pending examples, since nothing is written any more."""
