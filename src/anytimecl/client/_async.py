@@ -69,9 +69,11 @@ class AsyncClient:
         """`Client.predict`, awaited."""
         return await self._run(self._client.predict, images, labels, **options)
 
-    async def learn(self, image: ImageFile, label: str, **options: Any) -> Lesson:
-        """`Client.learn`, awaited."""
-        return await self._run(self._client.learn, image, label, **options)
+    async def learn_one(self, image: ImageFile, label: str, **options: Any) -> Lesson:
+        """`Client.learn_one`, awaited."""
+        return await self._run(self._client.learn_one, image, label, **options)
+
+    learn = learn_one
 
     async def learn_many(self, lessons: Sequence[tuple[ImageFile, str, str]]) -> list[Taught]:
         """`Client.learn_many`, awaited."""
