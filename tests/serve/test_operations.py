@@ -258,6 +258,8 @@ def test_a_line_that_a_crash_cut_short_spoils_no_other(tmp_path: Path) -> None:
     trail.write_bytes(trail.read_bytes()[:-9])
     with opened(folder, OPEN) as service:
         service.learn(2, "cat")
+        told = service.client.get("/v1/audit").text.splitlines()
+    assert [json.loads(line)["action"] for line in told] == ["cut short by a crash", "learned"]
     _, last = trail.read_text().splitlines()
     assert json.loads(last)["example"] == 2
 

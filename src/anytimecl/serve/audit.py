@@ -58,7 +58,7 @@ class Audit:
         if self._path is None or not self._path.exists():
             return b""
         with self._path.open("rb") as lines:
-            return b"".join(islice(lines, after, after + limit))
+            return b"".join(map(_whole, islice(lines, after, after + limit)))
 
     def close(self) -> None:
         """Close the file."""
@@ -69,6 +69,15 @@ class Audit:
                 except OSError as error:  # the memory must still be closed
                     log.error("the audit trail lacks its last lines: %s", error)
                 self._file = None
+
+
+def _whole(line: bytes) -> bytes:
+    """The line; one of its own in place of what a crash cut short, so that each line is JSON.
+
+    >>> _whole(b'{"time": "20')
+    b'{"action": "cut short by a crash"}\\n'
+    """
+    return line if line.endswith(b"}\n") else b'{"action": "cut short by a crash"}\n'
 
 
 def _ends_with_a_line(path: Path) -> bool:
