@@ -37,14 +37,14 @@ class OrderAsked(Asked):
         min_length=1, max_length=ORDERED, description="As predictions that `remember` call them."
     )
     labels: list[Label] | None = Field(
-        default=None, max_length=LABELS, description="That they may have, besides those taught."
+        default=None, max_length=LABELS, description="That they may have, besides those learned."
     )
 
 
 class OrderTold(BaseModel):
     """The images in the order in which to label them."""
 
-    images: list[str] = Field(description="What would teach most, then the others by doubt.")
+    images: list[str] = Field(description="The most informative ones, then the others by doubt.")
     unknown: list[str] = Field(description="Not looked at of late: predict them again.")
 
 
@@ -100,8 +100,8 @@ class ChoicesAsked(Asked):
 class ChoicesTold(BaseModel):
     """How the offered labels differ from the learned ones."""
 
-    own: list[str] = Field(description="Named, though not taught.")
-    hidden: list[str] = Field(description="Taught, but not chosen from.")
+    own: list[str] = Field(description="Offered, though not learned.")
+    hidden: list[str] = Field(description="Learned, but not offered.")
 
 
 class SaidTold(BaseModel):
@@ -116,8 +116,8 @@ class ExampleTold(BaseModel):
 
     id: int
     label: str
-    source: str | None = Field(description="The name that it was taught under.")
-    time: datetime | None = Field(description="When it was first taught.")
+    source: str | None = Field(description="The name that it was learned under.")
+    time: datetime | None = Field(description="When it was first learned.")
     says: dict[str, SaidTold] = Field(description="What each expert says of it now.")
     suspicion: float | None = Field(description="From 0 to 1; null where it was not asked for.")
     similarity: float | None = Field(description="Cosine to the image that was asked about.")

@@ -10,15 +10,15 @@ import asyncio
 import contextvars
 import functools
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import compress
 from typing import TypeVar
 
 import torch
 
-from anytimecl.classifier import AnytimeClassifier, LabelStats
+from anytimecl.classifier import AnytimeClassifier
 from anytimecl.codec import ImageBytes
 from anytimecl.errors import AnytimeError, ImageError, LabelError
 from anytimecl.labels import clean_label, clean_labels
@@ -39,7 +39,7 @@ from anytimecl.serve.lessons import Lesson, ReadyLesson, Taught, cleaned, known,
 from anytimecl.serve.options import Options
 from anytimecl.serve.pending import Pending
 from anytimecl.serve.problems import Busy, Problem
-from anytimecl.serve.recent import Entry, Recent
+from anytimecl.serve.recent import Recent
 from anytimecl.serve.telling import LookedAt
 from anytimecl.serve.turns import Turns
 from anytimecl.trainer import Learned
@@ -64,9 +64,7 @@ class Engine:
         self.metrics = self.intake.metrics
         self.answer, self.look = self.intake.answer, self.intake.look
         self.broadcast = Broadcast(options.streams)
-        self.recent = Recent(
-            deque(classifier.memory.ids(), maxlen=options.thumbnails), options.thumbnails
-        )
+        self.recent = Recent(options.thumbnails)
         self.looked_at = LookedAt(classifier)
         path = classifier.memory.path
         self.folder = path.parent if path else None
@@ -128,7 +126,7 @@ class Engine:
         If the queue is full or the time is over, the errors of the rest ask to send them again.
         """
         told: dict[int, Taught | Exception] = {}
-        ready: list[tuple[int, ReadyLesson]] = []
+        ready: dict[int, ReadyLesson] = {}
         with self.intake.ticket() as ticket:
             for at, lesson in enumerate(lessons):
                 try:
@@ -139,11 +137,16 @@ class Engine:
                     if isinstance(found, Taught):  # already learned: nothing to encode
                         told[at] = found
                     else:
-                        ready.append((at, found))
-            looked = await self._look([one.image for _, one in ready], ticket)
+                        ready[at] = found
+            looked = await self._look([one.image for one in ready.values()], ticket)
         end = time.monotonic() + self.options.learn_seconds
-        for (at, one), seen in zip(ready, looked, strict=True):
-            told[at] = await self._learn_one(one, seen, end, begun=bool(told))
+        for (at, one), seen in zip(ready.items(), looked, strict=True):
+            if isinstance(seen, ImageError):
+                told[at] = seen
+            elif told and time.monotonic() > end:
+                told[at] = Busy("The examples before it took too long; send it again.", 1)
+            else:
+                told[at] = await self._learn_one(one, *seen)
         return [told[at] for at in range(len(lessons))]
 
     async def learn_compressed(
@@ -169,12 +172,7 @@ class Engine:
             with memory.reading():
                 if memory.records.find(example) is None:
                     raise Problem(404, f"There is no example {example}.")
-            count = self.classifier.forget(example_id=example)
-            self.recent.forget(example=example)
-            self.looked_at.clear()
-            self.audit.add("forgot", example=example, event=memory.last)
-            self.broadcast.send("forgotten", {"examples": count})
-            return count
+            return self._forgotten(self.classifier.forget(example_id=example), example=example)
 
         return await self.in_turn(forget)
 
@@ -185,12 +183,7 @@ class Engine:
         def forget() -> int:
             if not (count := self.classifier.forget(label=name)):
                 raise Problem(404, f"There is no example of {name!r}.")
-            self.recent.forget(label=name)
-            self.looked_at.clear()
-            event = self.classifier.memory.last  # the memory's journal has their numbers
-            self.audit.add("forgot", examples=count, event=event)
-            self.broadcast.send("forgotten", {"examples": count})
-            return count
+            return self._forgotten(count, examples=count)
 
         return await self.in_turn(forget)
 
@@ -218,15 +211,11 @@ class Engine:
         """Start a job, and return at once. It is restarted after a stop or a crash."""
         return self._consolidating.begin(epochs)
 
-    def cancel(self, identity: str) -> Job | None:
+    def cancel(self, job: Job) -> None:
         """Cancel a job that has not ended; the model stays as it was before the job."""
-        return self._consolidating.cancel(identity)
+        self._consolidating.cancel(job)
 
     # Status
-
-    def stats(self) -> dict[str, LabelStats]:
-        """Statistics of each label."""
-        return self.classifier.stats()
 
     @property
     def keeps_images(self) -> bool:
@@ -238,8 +227,11 @@ class Engine:
         path = self.classifier.memory.path
         if path is None:
             return 0
-        files = (path, path.with_name(path.name + "-wal"))
-        return sum(file.stat().st_size for file in files if file.exists())
+        size = 0
+        for file in (path, path.with_name(path.name + "-wal")):
+            with suppress(FileNotFoundError):  # the second comes and goes
+                size += file.stat().st_size
+        return size
 
     @property
     def ready(self) -> bool:
@@ -308,37 +300,27 @@ class Engine:
             return []
         decoded = await self.intake.decode(images, ticket, thumbnail=True)
         good = [one[0] for one in decoded if not isinstance(one, ImageError)]
-        # A codec that stores images encodes them itself.
+        # A codec that stores images encodes them itself, and the memory makes their thumbnails.
         plain = self.keeps_images or not good
         tokens = iter([] if plain else await self.intake.encode(good, ticket, lesson=True))
         looked: list[tuple[Learn, bytes | None] | ImageError] = []
         for image, one in zip(images, decoded, strict=True):
             if isinstance(one, ImageError):
                 looked.append(one)
-            elif self.keeps_images:
-                looked.append((functools.partial(self.classifier.learn_one, image), one[1]))
-            else:
-                learn = functools.partial(self.classifier.learn_tokens, next(tokens))
-                looked.append((learn, one[1]))
+                continue
+            thumbnail = one[1]
+            learn: Learn = functools.partial(self.classifier.learn_one, image)
+            if not self.keeps_images:
+                learn = functools.partial(
+                    self.classifier.learn_tokens, next(tokens), thumbnail=thumbnail
+                )
+            looked.append((learn, thumbnail))
         return looked
 
     async def _learn_one(
-        self,
-        one: ReadyLesson,
-        seen: tuple[Learn, bytes | None] | ImageError,
-        end: float,
-        *,
-        begun: bool,
+        self, one: ReadyLesson, learn: Learn, thumbnail: bytes | None
     ) -> Taught | Exception:
-        """Learn in its turn, unless those before it have used up the time."""
-        if isinstance(seen, ImageError):
-            return seen
-        learn, thumbnail = seen
         learn = functools.partial(learn, source=one.source)
-        if not self.keeps_images:  # else the memory makes the thumbnail
-            learn = functools.partial(learn, thumbnail=thumbnail)
-        if begun and time.monotonic() > end:
-            return Busy("The lessons before it took too long; send it again.", 1)
         try:
             return await self.in_turn(
                 lambda: self._teach(learn, one.label, one.candidates, one.key, thumbnail)
@@ -367,7 +349,18 @@ class Engine:
         self.metrics.steps.inc()
         outcome = Outcome(*learned[:4])
         self.history.add(outcome)
-        self.recent.add(Entry(learned.id, label, thumbnail))
+        if thumbnail is not None:
+            self.recent.add(learned.id, thumbnail)
         self.audit.add("learned", example=learned.id)
         self.broadcast.send("learned", {"id": learned.id, "label": label})
         return Taught(learned.id, label, False, outcome, learned.replaced, event)
+
+    def _forgotten(self, count: int, **what: int) -> int:
+        """Drop what RAM has of forgotten examples, and tell of it."""
+        memory = self.classifier.memory
+        with memory.reading():
+            self.recent.keep(lambda example: memory.records.find(example) is not None)
+        self.looked_at.clear()
+        self.audit.add("forgot", **what, event=memory.last)  # the journal has their numbers
+        self.broadcast.send("forgotten", {"examples": count})
+        return count

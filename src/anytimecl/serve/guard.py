@@ -209,7 +209,7 @@ class Guard:
         if not grant.includes(need.right):
             raise Problem(403, f"This token may only {grant.right}; it takes one that may do more.")
         if need.right != "read" and self._read_only and method not in SAFE:
-            raise Problem(403, "This service only reads: nothing can be taught or changed here.")
+            raise Problem(403, "This service only reads: nothing can be learned or changed here.")
 
     def take(self, client: str, count: int, size: int) -> None:
         """Count received bytes of an upload with `size` bytes so far; raises Busy beyond the limit.

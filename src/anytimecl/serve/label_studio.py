@@ -196,9 +196,7 @@ async def _relabel(engine: Engine, examples: Sequence[int], label: str) -> list[
             done = engine.classifier.relabel(example, label)
             if done.before != done.label:
                 event = tell_change(engine, "relabelled", example=example)
-                changed.append(
-                    RelabelTold(id=done.id, label=done.label, before=done.before, event=event)
-                )
+                changed.append(RelabelTold(**done._asdict(), event=event))
         return changed
 
     return await engine.in_turn(relabel)

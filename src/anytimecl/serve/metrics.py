@@ -39,10 +39,12 @@ class Metrics:
             buckets=SECONDS, registry=registry,
         )  # fmt: skip
         self.learn = Histogram(
-            "anytimecl_learn_seconds", "One lesson, from its turn to its being durable.",
+            "anytimecl_learn_seconds", "One example, from its turn until it is durable.",
             buckets=SECONDS, registry=registry,
         )  # fmt: skip
-        self.steps = Counter("anytimecl_steps_total", "Lessons of this process.", registry=registry)
+        self.steps = Counter(
+            "anytimecl_steps_total", "Examples learned by this process.", registry=registry
+        )
         self._queue = Gauge(
             "anytimecl_queue",
             "What waits: images to be decoded, images, and changes.",
@@ -66,7 +68,7 @@ class Metrics:
         )
         self._accuracy = Gauge(
             "anytimecl_accuracy_before_update",
-            "Share of the latest lessons that each model had right before it learned them.",
+            "Share of the latest examples that each model had right before it learned them.",
             ("memory", "model"), registry=registry,
         )  # fmt: skip
         self._open = Gauge("anytimecl_open_memories", "Memories in RAM.", registry=registry)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from anytimecl.errors import LabelError
 from anytimecl.recording import RecordError
@@ -15,7 +15,7 @@ from anytimecl.serve.schemas import LABELS, Asked, ItemLabel, ItemLabels
 
 RECORDS = 64  # per request
 KEY = 200  # characters
-EXAMPLE = {
+EXAMPLE: dict[str, JsonValue] = {
     "fingerprint": "0123456789abcdef",
     "codec": "attention-pca",
     "examples": [{"key": "edge-7-1", "label": "tabby cat", "record": "AQjFAAADAAAA"}],
@@ -29,7 +29,7 @@ class RecordAsked(Asked):
     model_config = ConfigDict(val_json_bytes="base64")
 
     key: str = Field(
-        min_length=1, max_length=KEY, description="A retry with the same key teaches once."
+        min_length=1, max_length=KEY, description="A retry with the same key is learned once."
     )
     label: ItemLabel
     record: bytes = Field(
@@ -45,6 +45,8 @@ class RecordAsked(Asked):
 
 class RecordsAsked(Asked):
     """A batch of one model and one codec; GET /v1/stats has those of this memory."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
 
     fingerprint: Name = Field(
         description="Of the model that encoded the images.",
@@ -137,11 +139,3 @@ def _check_same(engine: Engine, asked: RecordsAsked) -> None:
             f"This memory takes records of the codec {codec!r} alone: compress the images again "
             "with that one.",
         )
-
-
-def body_schema() -> dict[str, Any]:
-    """Request body for OpenAPI, with the model of an example inlined."""
-    plain = RecordsAsked.model_json_schema()
-    plain["properties"]["examples"]["items"] = plain.pop("$defs")["RecordAsked"]
-    content = {"application/json": {"schema": plain, "example": EXAMPLE}}
-    return {"requestBody": {"required": True, "content": content}}

@@ -122,7 +122,7 @@ class LessonAsked(LearnAsked):
         description="Candidate labels, its own included; by default every label learned.",
     )  # fmt: skip
     key: str | None = Field(
-        default=None, pattern=KEY, description="A retry with the same key teaches once."
+        default=None, pattern=KEY, description="A retry with the same key is learned once."
     )
 
 
@@ -142,6 +142,8 @@ class LearnBatchAsked(Asked):
 
 class ConsolidateAsked(Asked):
     """Options of a consolidation."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"epochs": 1}]})
 
     epochs: Count = Field(
         default=1, ge=1, le=100, description="How often to go through the memory."
@@ -276,10 +278,10 @@ class StatsTold(BaseModel):
     examples: int
     labels: list[LabelTold]
     accuracy: dict[str, float] | None = Field(
-        description="Of blended, tuned and original before the update, over the latest lessons."
+        description="Of blended, tuned and original before the update, over the latest examples."
     )
     outcomes: list[list[int]] = Field(
-        description="Of the latest lessons: example; 1 where blended, tuned, original were right."
+        description="Of the latest examples: id; 1 where blended, tuned, original were right."
     )
     window: int
     waiting_images: int
@@ -383,23 +385,27 @@ class ProblemTold(BaseModel):
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For OpenAPI: the problems that a route may respond with."""
-    told: dict[int | str, dict[str, Any]] = {}
-    for status in sorted({*statuses, 400, 401, 403, 404, 408, 429, 500, 503}):
-        headers = {}
-        if status in (429, 503):
-            headers["Retry-After"] = {
-                "description": "Seconds after which to ask again.",
-                "schema": {"type": "integer", "minimum": 1},
-            }
-        told[status] = {
-            "description": _WORDS[status],
-            "headers": headers,
-            "content": {
-                "application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemTold"}}
-            },
+    """For OpenAPI: the problems that a route may respond with, besides those of every route."""
+    retry = {
+        "Retry-After": {
+            "description": "Seconds after which to ask again.",
+            "schema": {"type": "integer", "minimum": 1},
         }
-    return told
+    }
+    problem = {"schema": {"$ref": "#/components/schemas/ProblemTold"}}
+    return {
+        status: {
+            "description": _WORDS[status],
+            "headers": retry if status in (429, 503) else {},
+            "content": {"application/problem+json": problem},
+        }
+        for status in sorted({*statuses, 400, 401, 403, 404, 408, 429, 500, 503})
+    }
+
+
+def content_response(told: str, *kinds: str) -> dict[int | str, dict[str, Any]]:
+    """For OpenAPI: a response that is not JSON, and its media types."""
+    return {200: {"description": told, "content": {kind: {} for kind in kinds}}}
 
 
 _WORDS = {
