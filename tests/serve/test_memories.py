@@ -28,7 +28,8 @@ from anytimecl.cli import app
 from anytimecl.client import Client
 from anytimecl.serve.access import needed
 from anytimecl.serve.granted import FILE, Granted
-from anytimecl.serve.tokens import AccessTokens, Grant
+from anytimecl.serve.rights import Grant
+from anytimecl.serve.tokens import AccessTokens
 
 ADMIN = "a token that may do everything"
 OPEN = AccessTokens({})

@@ -43,6 +43,7 @@ from anytimecl.serve.app import create_app
 from anytimecl.serve.engine import Engine
 from anytimecl.serve.memories import Memories
 from anytimecl.serve.options import Options
+from anytimecl.serve.rights import Grant
 from anytimecl.serve.tokens import AccessTokens, read_tokens, warn_if_shared
 
 OPEN = AccessTokens({})
@@ -197,7 +198,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
 def test_every_request_is_logged_as_json_with_its_id_and_no_label(lines: Any) -> None:
     with warnings.catch_warnings():
         logs.set_up("json", access_log=True)
-    tokens = AccessTokens({WRITE: "write"}, {WRITE: "upload-job"})
+    tokens = AccessTokens({WRITE: Grant("upload-job", "write")})
     with opened(None, tokens) as service:
         sent = {**bearer(WRITE), "X-Request-ID": "mine-7"}
         answer = service.client.delete("/v1/labels/a%20private%20label", headers=sent)
@@ -227,7 +228,7 @@ def test_text_has_the_request_at_the_end_of_its_line() -> None:
 
 
 def test_the_trail_tells_who_did_what(tmp_path: Path) -> None:
-    tokens = AccessTokens({WRITE: "write", READ: "read"}, {WRITE: "upload-job"})
+    tokens = AccessTokens({WRITE: Grant("upload-job", "write"), READ: "read"})
     with opened(tmp_path / "memory", tokens) as service:
         sent = {**bearer(WRITE), "X-Request-ID": "r-1"}
         for number in (1, 2):

@@ -139,13 +139,12 @@ def _check(response: http.client.HTTPResponse, told: bytes) -> dict[str, Any]:
         content = loads(told or b"{}")  # 204 has no body
     except ValueError:
         content = None
-    known = isinstance(content, dict)
-    if response.status < 300 and known:
+    if isinstance(content, dict) and response.status < 300:
         return content
     detail = f"The service answered {response.status} {response.reason}."
     if response.status < 300:
         detail = "The answer is no JSON: there is something else than the service at this address."
-    problem = content if known else {}
+    problem = content if isinstance(content, dict) else {}
     wait = response.getheader("Retry-After", "")
     raise ServiceError(
         problem.get("detail") or detail,

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Request
 from anytimecl.serve.asking import ASKER
 from anytimecl.serve.memories import Memories
 from anytimecl.serve.problems import Problem
+from anytimecl.serve.rights import Grant
 from anytimecl.serve.routes import new_router
 from anytimecl.serve.schemas import (
     GrantedTold,
@@ -20,7 +21,7 @@ from anytimecl.serve.schemas import (
     TokenTold,
     problem_responses,
 )
-from anytimecl.serve.tokens import AccessTokens, Grant
+from anytimecl.serve.tokens import AccessTokens
 from anytimecl.serve.uploads import json_body, parse, takes
 
 Name = Annotated[str, Path(max_length=64)]
@@ -87,7 +88,7 @@ def _add_tokens(router: APIRouter, memories: Memories, tokens: AccessTokens) -> 
     @router.get("/tokens", tags=["Tokens"], summary="Every token")
     async def list_tokens() -> TokensTold:
         """Names, rights and memories of all tokens."""
-        own = {one.name for one in granted}
+        own = {one.name for _, one in granted}
         return TokensTold(tokens=[_token_told(one, one.name in own) for one in tokens])
 
     @router.post(
@@ -101,14 +102,13 @@ def _add_tokens(router: APIRouter, memories: Memories, tokens: AccessTokens) -> 
         """Valid at once, and after a restart. Only this response contains the token."""
         asked = parse(TokenAsked, await json_body(request))
         _check_grant(asked, tokens, memories)
-        token = await memories.default.answer(
-            lambda: granted.add(asked.name, asked.right, asked.memories)
-        )
+        chosen = None if asked.memories is None else frozenset(asked.memories)
+        grant = Grant(asked.name, asked.right, chosen)
+        token = await memories.default.answer(lambda: granted.add(grant))
         if token is None:  # another request granted it meanwhile
             raise _taken(asked.name)
         trail.add("granted", token=asked.name, right=asked.right, memories=asked.memories)
-        chosen = None if asked.memories is None else frozenset(asked.memories)
-        told = _token_told(Grant(asked.name, asked.right, chosen), revocable=True)
+        told = _token_told(grant, revocable=True)
         return GrantedTold(**told.model_dump(), token=token)
 
     @router.delete(

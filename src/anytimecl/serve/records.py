@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -11,7 +11,7 @@ from anytimecl.errors import LabelError
 from anytimecl.recording import RecordError
 from anytimecl.serve.engine import Engine
 from anytimecl.serve.problems import Problem
-from anytimecl.serve.schemas import LABELS, Asked, ItemLabel, ItemLabels
+from anytimecl.serve.schemas import CANDIDATES, Asked, ItemLabel, ItemLabels, ItemState
 
 RECORDS = 64  # per request
 KEY = 200  # characters
@@ -37,10 +37,7 @@ class RecordAsked(Asked):
         description="What the codec made of the image, in base64.",
         json_schema_extra={"format": "byte"},
     )
-    candidates: ItemLabels | None = Field(
-        default=None, min_length=1, max_length=LABELS,
-        description="Candidate labels, its own included; by default every label learned.",
-    )  # fmt: skip
+    candidates: ItemLabels | None = CANDIDATES
 
 
 class RecordsAsked(Asked):
@@ -62,10 +59,7 @@ class RecordTold(BaseModel):
     """Result of one example."""
 
     key: str
-    state: Literal["learned", "repeated", "refused", "later"] = Field(
-        description="`repeated`: the key was known, nothing was learned again. `refused`: it will "
-        "never be taken. `later`: it was not taken on; send it again."
-    )
+    state: ItemState
     id: int | None
     detail: str | None = Field(description="Why it was refused.")
 
@@ -109,7 +103,7 @@ async def _learn_one(engine: Engine, fingerprint: str, one: RecordAsked) -> Reco
         )
     except (RecordError, LabelError) as error:
         return _refused(one, error)
-    state: Literal["learned", "repeated"] = "repeated" if taught.repeated else "learned"
+    state: ItemState = "repeated" if taught.repeated else "learned"
     return RecordTold(key=one.key, state=state, id=taught.id, detail=None)
 
 

@@ -8,6 +8,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from anytimecl.labels import LONGEST
 from anytimecl.prediction import THRESHOLD
+from anytimecl.serve.jobs import State as JobState
+from anytimecl.serve.rights import Right
 from anytimecl.serve.tokens import MEMORY_NAME, TOKEN_NAME
 
 IMAGES = 32  # per request
@@ -35,6 +37,19 @@ Label = Annotated[
 ItemLabel = Annotated[str, Field(min_length=1, max_length=LONGEST, examples=["tabby cat"])]
 # Fail fast, since each of 100,000 invalid labels would be an error of its own.
 ItemLabels = Annotated[list[ItemLabel], Field(fail_fast=True)]
+CANDIDATES = Field(
+    default=None,
+    min_length=1,
+    max_length=LABELS,
+    description="Candidate labels, its own included; by default every label learned.",
+)
+ItemState = Annotated[
+    Literal["learned", "repeated", "refused", "later"],
+    Field(
+        description="`repeated`: the key was known, nothing was learned again. `refused`: it will "
+        "never be taken. `later`: it was not taken on; send it again."
+    ),
+]
 MemoryName = Annotated[
     str,
     Field(
@@ -104,10 +119,7 @@ class LearnAsked(Asked):
 
     image: Image
     label: Label
-    candidates: list[Label] | None = Field(
-        default=None, min_length=1, max_length=LABELS,
-        description="Candidate labels, its own included; by default every label learned.",
-    )  # fmt: skip
+    candidates: list[Label] | None = CANDIDATES
     source: str | None = Field(
         default=None, min_length=1, max_length=200, description="What the image is called."
     )
@@ -117,10 +129,7 @@ class LessonAsked(LearnAsked):
     """One of several labelled images."""
 
     label: ItemLabel
-    candidates: ItemLabels | None = Field(
-        default=None, min_length=1, max_length=LABELS,
-        description="Candidate labels, its own included; by default every label learned.",
-    )  # fmt: skip
+    candidates: ItemLabels | None = CANDIDATES
     key: str | None = Field(
         default=None, pattern=KEY, description="A retry with the same key is learned once."
     )
@@ -211,10 +220,7 @@ class LessonTold(BaseModel):
     """Result of one of several images."""
 
     index: int = Field(ge=0, description="Its place in the request, from 0.")
-    state: Literal["learned", "repeated", "refused", "later"] = Field(
-        description="`repeated`: the key was known, nothing was learned again. `refused`: it will "
-        "never be taken. `later`: it was not taken on; send it again."
-    )
+    state: ItemState
     id: int | None
     label: str | None
     before: OutcomeTold | None
@@ -255,7 +261,7 @@ class JobTold(BaseModel):
 
     id: str
     kind: Literal["consolidate"]
-    state: Literal["queued", "running", "done", "failed", "cancelled"]
+    state: JobState
     done: int
     steps: int = Field(description="0 while it is not known")
     error: str | None
@@ -317,7 +323,7 @@ class MemoryTold(BaseModel):
     """A memory."""
 
     name: str
-    right: Literal["read", "write", "admin"] = Field(description="That the token has for it.")
+    right: Right = Field(description="That the token has for it.")
     open: bool = Field(description="Whether it is in RAM; one that is not opens when asked.")
     bytes: int = Field(description="On disk, checkpoint included.")
 
@@ -338,7 +344,7 @@ class TokenAsked(Asked):
     )
 
     name: str = Field(pattern=f"^{TOKEN_NAME.pattern}$", description="For logs and the trail.")
-    right: Literal["read", "write", "admin"]
+    right: Right
     memories: list[MemoryName] | None = Field(
         default=None, min_length=1, max_length=100,
         description="Those it is for; without it, all. `admin` is always for all.",
@@ -349,7 +355,7 @@ class TokenTold(BaseModel):
     """A token, without its secret."""
 
     name: str
-    right: Literal["read", "write", "admin"]
+    right: Right
     memories: list[str] | None = Field(description="null: all")
     revocable: bool = Field(description="Others are in the operator's file or environment.")
 
