@@ -186,7 +186,7 @@ def test_all_uploads_together_are_bounded() -> None:
     with opened(None, AccessTokens({}), uploads_bytes=500) as service:
         response = service.client.post("/v1/learn", json=LEARN)
         assert response.status_code == 429
-        assert not service.app._uploading  # type: ignore[attr-defined]
+        assert not service.app._uploads._bytes  # type: ignore[attr-defined]
 
 
 def test_who_uploads_much_and_slowly_keeps_nobody_else_out() -> None:

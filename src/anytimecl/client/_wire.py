@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from anytimecl.client._told import ServiceError
 from anytimecl.errors import ImageError, LabelError, reason
 
+LOST = (OSError, http.client.HTTPException, UnicodeError)  # the last: a name that no host can have
 Take = Callable[[http.client.HTTPResponse], None]
 ImageFile = str | PathLike[str] | bytes
 
@@ -114,19 +115,14 @@ class Wire:
         try:
             connection.connect()
             reached = True
-            connection.request(
-                method, self._parts.path.rstrip("/") + path, body, {**headers, **self._own}
-            )
+            whole = self._parts.path.rstrip("/") + path
+            connection.request(method, whole, body, {**headers, **self._own})
             response = connection.getresponse()
             if take is not None and response.status < 300:
                 take(response)
                 return {}
             told = response.read()
-        except (
-            OSError,
-            UnicodeError,
-            http.client.HTTPException,
-        ) as error:  # a name no host can have
+        except LOST as error:
             told_so = f"{self.url} does not answer: {error!r}."
             raise ServiceError(told_so, reached=reached) from error
         finally:

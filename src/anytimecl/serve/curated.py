@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from anytimecl.serve.schemas import LABELS, SMALL_PNG, Asked, Count, Event, Image, Label
+from anytimecl.serve.schemas import LABELS, SMALL_PNG, Asked, Count, Event, Image, Label, example
 
 PAGE = 200  # examples per page at most
 ORDERED = 1_000  # images
@@ -18,7 +18,7 @@ CURSOR = r"^([0-9.e+-]{1,40}:)?[0-9]{1,18}$"
 class LikeAsked(Asked):
     """An image, and a filter for the examples similar to it."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"image": SMALL_PNG, "limit": 10}]})
+    model_config = example({"image": SMALL_PNG, "limit": 10})
 
     image: Image
     label: Label | None = None
@@ -29,9 +29,7 @@ class LikeAsked(Asked):
 class OrderAsked(Asked):
     """Images predicted before with `remember`, and their candidate labels."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"images": ["0f" * 16], "labels": ["cat", "dog"]}]}
-    )
+    model_config = example({"images": ["0f" * 16], "labels": ["cat", "dog"]})
 
     images: list[Annotated[str, Field(pattern="^[0-9a-f]{32}$")]] = Field(
         min_length=1, max_length=ORDERED, description="As predictions that `remember` call them."
@@ -51,7 +49,7 @@ class OrderTold(BaseModel):
 class RelabelAsked(Asked):
     """An example's new label."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"label": "okapi"}]})
+    model_config = example({"label": "okapi"})
 
     label: Label
 
@@ -59,7 +57,7 @@ class RelabelAsked(Asked):
 class UndoAsked(Asked):
     """How many changes to undo."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"steps": 1, "event": 17}]})
+    model_config = example({"steps": 1, "event": 17})
 
     steps: Count = Field(default=1, ge=1, le=STEPS)
     event: Event | None = Field(
@@ -71,7 +69,7 @@ class UndoAsked(Asked):
 class RenameAsked(Asked):
     """A label's new name."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"old": "lama", "new": "llama"}]})
+    model_config = example({"old": "lama", "new": "llama"})
 
     old: Label
     new: Label
@@ -80,9 +78,7 @@ class RenameAsked(Asked):
 class MergeAsked(Asked):
     """Two labels to merge."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"source": "tabby", "into": "tabby cat"}]}
-    )
+    model_config = example({"source": "tabby", "into": "tabby cat"})
 
     source: Label
     into: Label
@@ -91,7 +87,7 @@ class MergeAsked(Asked):
 class ChoicesAsked(Asked):
     """Labels to offer, and labels to stop offering."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"add": ["cat", "dog"]}]})
+    model_config = example({"add": ["cat", "dog"]})
 
     add: list[Label] = Field(default=[], max_length=LABELS)
     remove: list[Label] = Field(default=[], max_length=LABELS)

@@ -85,7 +85,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         """By active learning: the most informative image first, as in the inbox."""
         asked = parse(OrderAsked, await json_body(request))
         labels = clean_labels(asked.labels) if asked.labels else []
-        await engine.intake.name(labels, engine.classifier.settings.templates)
+        await engine.name(labels)
         found = await engine.look(lambda: engine.looked_at.order(asked.images, labels))
         known = set(found)
         unknown = [key for key in dict.fromkeys(asked.images) if key not in known]
@@ -223,16 +223,8 @@ def _told(engine: Engine, one: StoredExample) -> ExampleTold:
         expert: SaidTold(label=label, probability=probability)
         for expert, (label, probability) in one.says.items()
     }
-    return ExampleTold(
-        id=one.id,
-        label=one.label,
-        source=one.source,
-        time=one.time,
-        says=says,
-        suspicion=one.suspicion,
-        similarity=one.similarity,
-        thumbnail=_thumbnail(engine, one.id) is not None,
-    )
+    thumbnail = _thumbnail(engine, one.id) is not None
+    return ExampleTold(**(vars(one) | {"says": says, "thumbnail": thumbnail}))
 
 
 def _thumbnail(engine: Engine, example: int) -> bytes | None:

@@ -25,6 +25,7 @@ from anytimecl.prediction import Prediction
 from anytimecl.serve.curated import RelabelTold
 from anytimecl.serve.curation import tell_change
 from anytimecl.serve.engine import Engine
+from anytimecl.serve.learning import learn_one
 from anytimecl.serve.lessons import Lesson
 from anytimecl.serve.problems import Problem
 from anytimecl.serve.schemas import IMAGES, LABELS, problem_responses
@@ -151,7 +152,7 @@ def make_router(engine: Engine, studio: LabelStudio) -> APIRouter:
             content=b"",  # the picture at this address may have changed
             source=_source(annotation, address),
         )
-        done = await engine.learn(lesson)
+        done = await learn_one(engine, lesson)
         return WebhookTold(
             learned=[LearnedTold(id=done.id, label=done.label, repeated=done.repeated)]
         )

@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from anytimecl.errors import LabelError
 from anytimecl.recording import RecordError
 from anytimecl.serve.engine import Engine
+from anytimecl.serve.learning import learn_compressed
 from anytimecl.serve.problems import Problem
-from anytimecl.serve.schemas import CANDIDATES, Asked, ItemLabel, ItemLabels, ItemState
+from anytimecl.serve.schemas import CANDIDATES, Asked, ItemLabel, ItemLabels, ItemState, example
 
 RECORDS = 64  # per request
 KEY = 200  # characters
@@ -43,7 +44,7 @@ class RecordAsked(Asked):
 class RecordsAsked(Asked):
     """A batch of one model and one codec; GET /v1/stats has those of this memory."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
+    model_config = example(EXAMPLE)
 
     fingerprint: Name = Field(
         description="Of the model that encoded the images.",
@@ -98,8 +99,8 @@ async def learn(engine: Engine, asked: RecordsAsked) -> RecordsTold:
 
 async def _learn_one(engine: Engine, fingerprint: str, one: RecordAsked) -> RecordTold:
     try:
-        taught = await engine.learn_compressed(
-            one.record, fingerprint, one.label, one.candidates, one.key
+        taught = await learn_compressed(
+            engine, one.record, fingerprint, one.label, one.candidates, one.key
         )
     except (RecordError, LabelError) as error:
         return _refused(one, error)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from anytimecl.errors import ImageError
-from anytimecl.serve import job_routes, records
+from anytimecl.serve import job_routes, learning, records
 from anytimecl.serve.answers import (
     batch_told,
     labels_told,
@@ -113,7 +113,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         """The example is durable when the response arrives. The label may be new."""
         asked, [image] = await read(request, LearnAsked, "image")
         lesson = Lesson(image, asked.label, asked.candidates, key, source=asked.source)
-        return learned_told(await engine.learn(lesson))
+        return learned_told(await learning.learn_one(engine, lesson))
 
     @router.post(
         "/learn/batch",
@@ -129,7 +129,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
             for one in asked.examples
         ]
         del asked  # frees the base64 text of the images
-        return batch_told(await engine.learn_many(lessons))
+        return batch_told(await learning.learn_many(engine, lessons))
 
     @router.post(
         "/records",
@@ -175,7 +175,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         responses=EVENT_STREAM,
     )
     async def events(engine: Engine = picked) -> StreamingResponse:
-        """`learned`, `forgotten` and `job`."""
+        """`learned`, `changed`, `forgotten` and `job`."""
         return StreamingResponse(engine.broadcast.listen(), media_type="text/event-stream")
 
     @router.get("/changes", tags=["Know"], summary="What happened since the last time")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from anytimecl.labels import LONGEST
 from anytimecl.prediction import THRESHOLD
@@ -84,14 +84,15 @@ class Asked(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+def example(of: dict[str, JsonValue]) -> ConfigDict:
+    """Settings of a model with an example in its description."""
+    return ConfigDict(json_schema_extra={"examples": [of]})
+
+
 class PredictAsked(Asked):
     """Images to classify."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"images": [SMALL_PNG], "labels": ["cat", "dog"], "top_k": 2}]
-        }
-    )
+    model_config = example({"images": [SMALL_PNG], "labels": ["cat", "dog"], "top_k": 2})
 
     images: list[Image] = Field(min_length=1, max_length=IMAGES)
     labels: list[Label] | None = Field(
@@ -113,9 +114,7 @@ class PredictAsked(Asked):
 class LearnAsked(Asked):
     """One labelled image."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"image": SMALL_PNG, "label": "tabby cat"}]}
-    )
+    model_config = example({"image": SMALL_PNG, "label": "tabby cat"})
 
     image: Image
     label: Label
@@ -138,12 +137,8 @@ class LessonAsked(LearnAsked):
 class LearnBatchAsked(Asked):
     """Several labelled images, learned in this order."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"examples": [{"image": SMALL_PNG, "label": "tabby cat", "key": "upload-17"}]}
-            ]
-        }
+    model_config = example(
+        {"examples": [{"image": SMALL_PNG, "label": "tabby cat", "key": "upload-17"}]}
     )
 
     examples: list[LessonAsked] = Field(min_length=1, max_length=IMAGES)
@@ -152,7 +147,7 @@ class LearnBatchAsked(Asked):
 class ConsolidateAsked(Asked):
     """Options of a consolidation."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"epochs": 1}]})
+    model_config = example({"epochs": 1})
 
     epochs: Count = Field(
         default=1, ge=1, le=100, description="How often to go through the memory."
@@ -314,7 +309,7 @@ class ChangesTold(BaseModel):
 class MemoryAsked(Asked):
     """A memory to create."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "cats"}]})
+    model_config = example({"name": "cats"})
 
     name: MemoryName
 
@@ -337,11 +332,7 @@ class MemoriesTold(BaseModel):
 class TokenAsked(Asked):
     """A token to grant."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"name": "camera-7", "right": "write", "memories": ["cats"]}]
-        }
-    )
+    model_config = example({"name": "camera-7", "right": "write", "memories": ["cats"]})
 
     name: str = Field(pattern=f"^{TOKEN_NAME.pattern}$", description="For logs and the trail.")
     right: Right
