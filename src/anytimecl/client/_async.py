@@ -41,6 +41,8 @@ def _streamed(
 class AsyncClient:
     """`Client` for asyncio: the same methods as coroutines.
 
+    `learn_folder`, `predict_folder` and `audit` are asynchronous iterators.
+
     Parameters
     ----------
     url
