@@ -397,6 +397,7 @@ def test_figures_are_explained_and_errors_are_words(page: Any) -> None:
         page.click(f"{about} >> summary")
     refusals = [
         (422, "cannot read image (bytes of length 3)", "cannot be read as a picture"),
+        (422, "cannot read image (bytes of length 3): its size is 60000x60000", "too large"),
         (413, "A request has at most 33,554,432 bytes.", "Use a smaller picture"),
         (503, "The memory or the model cannot be used at the moment", "its disk may be full"),
         (403, "This token may only read.", "lets you look, not teach"),

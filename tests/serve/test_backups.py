@@ -161,6 +161,15 @@ def test_clients_and_the_command_line(tmp_path: Path) -> None:
             assert classifier.labels == ["tabby"]
 
 
+def test_one_that_cannot_be_written_is_not_blamed_on_the_service(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with running(tmp_path / "memory", OPEN) as server:
+        client = Client(server.url)
+        client.learn(png(1), "cat")
+        with pytest.raises(StoreError, match=r"cannot be written to .*file/copy: Not a directory"):
+            client.backup(tmp_path / "file" / "copy")
+
+
 @pytest.mark.parametrize("cut", [0, 600, 5_000])
 def test_one_that_is_cut_off_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
 import re
 import socket
 import threading
 import time
+import unicodedata
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -95,6 +98,11 @@ def test_what_is_no_image_label_or_example_is_named_before_it_is_sent(tmp_path: 
         r"\(image, label, key\), not": lambda: client.learn_many([(image, "cat")]),  # type: ignore[list-item]
         "the path or the bytes of its file, not NoneType": lambda: client.predict(None),  # type: ignore[call-overload]
         r"write \['cats'\]": lambda: client.grant("camera", "write", "cats"),
+        "cannot read image '.*none.png': No such file": lambda: client.predict(
+            tmp_path / "none.png"
+        ),
+        "A key has printable ASCII": lambda: client.learn(image, "cat", key="\u043a"),
+        "A token has printable ASCII": lambda: Client(client.url, token="two\nlines"),
         "no folder of their label": lambda: list(client.learn_folder(tmp_path)),
     }
     (tmp_path / "1.heic").write_bytes(b"")
@@ -104,7 +112,10 @@ def test_what_is_no_image_label_or_example_is_named_before_it_is_sent(tmp_path: 
     assert all(is_image_name(f"1{suffix}") for suffix in SUFFIXES)
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", ""])
+@pytest.mark.parametrize(
+    "url",
+    ["localhost:8000", "ftp://x", "http://", "", "http://x:y", "http://x:99999", "http://[::1"],
+)
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(ServiceError, match="An address looks like"):
         Client(url)
@@ -151,6 +162,31 @@ def test_what_is_lost_on_the_way_is_sent_again_with_the_same_key() -> None:
     flaky.close()
 
 
+def test_another_server_at_the_address_is_told() -> None:
+    flaky = Flaky(0, b"<html>")
+    with pytest.raises(ServiceError, match="is no JSON"):
+        Client(flaky.url).stats()
+    assert len(flaky.asked) == 1
+    flaky.close()
+
+
+def test_a_token_may_come_from_a_file_with_a_line_break() -> None:
+    with running(None, TOKENS) as server:
+        assert Client(server.url, token=f"{READ}\n").stats()["examples"] == 0
+
+
+def test_a_list_has_an_answer_for_each_even_if_none_is_an_image() -> None:
+    with running(None, AccessTokens({})) as server:
+        client = Client(server.url)
+        found = client.predict([b"1", b"22"], ["cat"])
+        assert [type(one) for one in found] == [ServiceError, ServiceError]
+        assert "length 1)" in str(found[0])
+        assert "length 2)" in str(found[1])
+        assert client.predict([], ["cat"]) == []
+        with pytest.raises(ServiceError, match="Nothing is learned yet"):
+            client.predict([b"1"])
+
+
 def test_what_cannot_be_repeated_is_sent_once() -> None:
     flaky = Flaky(1)
     with pytest.raises(ServiceError, match="does not answer"):
@@ -171,7 +207,7 @@ def test_the_async_client_does_the_same(tmp_path: Path) -> None:
     async def use(url: str) -> None:
         async with AsyncClient(url, connections=4) as client:
             [one, two] = await asyncio.gather(
-                client.learn(png(1), "cat", key="k"), client.learn(png(2), "dog")
+                client.learn(png(1), "cat", key="k"), client.learn_one(png(2), "dog")
             )
             assert {one.id, two.id} == {1, 2}
             answers = await asyncio.gather(*(client.predict(png(n)) for n in range(6)))
@@ -229,8 +265,26 @@ def test_a_folder_is_streamed_and_a_second_time_nothing_is_taught(tmp_path: Path
 def test_a_batch_that_is_too_large_is_sent_in_parts(tmp_path: Path) -> None:
     put(tmp_path, cat_1=png(1), cat_2=png(2), cat_3=png(3))
     with running(None, AccessTokens({}), upload_bytes=2 * len(png(1)) * 4 // 3 + 1000) as server:
-        found = list(Client(server.url).learn_folder(tmp_path))
+        client = Client(server.url)
+        found = list(client.learn_folder(tmp_path))
         assert [one.state for one in found] == ["learned"] * 3
+        assert [name for name, _ in client.predict_folder(tmp_path)] == [one.file for one in found]
+
+
+def test_labels_of_folders_in_other_encodings(tmp_path: Path) -> None:
+    name, other = os.fsencode(tmp_path) + b"/\xff", unicodedata.normalize("NFD", "\u00e9")
+    os.mkdir(name)
+    Path(os.fsdecode(name), "1.png").write_bytes(png(1))
+    put(tmp_path, **{f"{other}_1": png(2)})
+    with running(None, AccessTokens({})) as server:
+        client = Client(server.url)
+        found = {one.label: one for one in client.learn_folder(tmp_path)}
+        assert {label: one.state for label, one in found.items()} == {
+            "\udcff": "refused", "\u00e9": "learned",
+        }  # fmt: skip
+        assert found["\udcff"].detail == "the name of its folder is not UTF-8: rename it"
+        watched = hashlib.sha256(hashlib.sha256(png(2)).digest() + "\u00e9".encode())
+        assert server.engine.classifier.memory.has_key(watched.hexdigest()) == found["\u00e9"].id
 
 
 def test_a_folder_on_an_event_loop(tmp_path: Path) -> None:

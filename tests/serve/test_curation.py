@@ -142,6 +142,15 @@ def test_thumbnails(service: Service) -> None:
     assert service.client.get(f"/v1/examples/{taught['id']}/thumbnail").status_code == 404
 
 
+def test_a_thumbnail_goes_with_its_example_whatever_it_is_called_by_then(service: Service) -> None:
+    taught = learn(service, 1, "cat")
+    kept = learn(service, 2, "cat")
+    post(service, f"examples/{taught['id']}/label", label="dog")
+    assert service.client.delete("/v1/labels/dog").json() == {"forgotten": 1}
+    assert service.client.get(f"/v1/examples/{taught['id']}/thumbnail").status_code == 404
+    assert service.client.get(f"/v1/examples/{kept['id']}/thumbnail").status_code == 200
+
+
 def test_export(service: Service) -> None:
     learn(service, 1, "cat, striped")
     learn(service, 2, "dog")

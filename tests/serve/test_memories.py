@@ -26,9 +26,11 @@ from typer.testing import CliRunner
 
 from anytimecl.cli import app
 from anytimecl.client import Client
+from anytimecl.errors import CheckpointError
 from anytimecl.serve.access import needed
 from anytimecl.serve.granted import FILE, Granted
-from anytimecl.serve.tokens import AccessTokens, Grant
+from anytimecl.serve.rights import Grant
+from anytimecl.serve.tokens import AccessTokens
 
 ADMIN = "a token that may do everything"
 OPEN = AccessTokens({})
@@ -116,6 +118,28 @@ def test_those_unused_for_longest_are_closed_and_lose_nothing(tmp_path: Path) ->
         told = service.client.get("/metrics").text
         assert 'anytimecl_examples{memory="m4"} 1.0' in told
         assert 'memory="m0"' not in told
+
+
+def test_one_without_room_for_its_checkpoint_keeps_no_other_open(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        memories = make_memories(None, tmp_path)
+        await memories.create("a")
+        await memories.create("b")
+        every = [engine.classifier for engine in memories.opened().values()]
+        close = every[1].close
+
+        def full() -> None:
+            close()
+            raise CheckpointError("no room")
+
+        every[1].close = full  # type: ignore[method-assign]
+        await memories.close()
+        assert [classifier.memory.closed for classifier in every] == [True, True, True]
+
+    asyncio.run(work())
+    assert "a was closed without a checkpoint: no room" in caplog.text
 
 
 def test_memories_at_work_are_not_closed(tmp_path: Path) -> None:
@@ -338,9 +362,9 @@ def test_a_full_disk_grants_and_revokes_nothing(
 
 def test_a_name_is_granted_once_however_many_ask_at_once() -> None:
     granted = Granted(None)
-    assert granted.add("camera", "read", None) is not None
-    assert granted.add("camera", "read", None) is None
-    assert [one.name for one in granted] == ["camera"]
+    assert granted.add(Grant("camera", "read")) is not None
+    assert granted.add(Grant("camera", "read")) is None
+    assert [one.name for _, one in granted] == ["camera"]
 
 
 def test_a_new_memory_is_not_for_those_who_had_the_old_one(tmp_path: Path) -> None:

@@ -51,6 +51,36 @@ def test_a_job_that_is_quick_leaves_no_promise(tmp_path: Path) -> None:
     engine.close()
 
 
+def test_what_is_done_is_crossed_out_before_it_is_told(tmp_path: Path) -> None:
+    """Else the promise of a job that is begun at once would be crossed out in its place."""
+    engine, noted = taught(tmp_path), {}
+    engine.broadcast.send = lambda kind, data: noted.update(  # type: ignore[method-assign]
+        {data["state"]: Pending(tmp_path).read()}
+    )
+    engine.turns.submit = lambda job: job()  # type: ignore[assignment,method-assign,return-value]
+    engine.consolidate(1)
+    engine.close()
+    assert noted == {"running": Promise(1, 1), "done": None}
+
+
+def test_a_full_disk_keeps_no_memory_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    taught(tmp_path).close()
+    Pending(tmp_path).write(Promise(epochs=1, begun=1))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    classifier = AnytimeClassifier.open(tmp_path, model=helpers.model())
+    monkeypatch.setattr(os, "replace", full)
+    engine = Engine(classifier, Options())
+    monkeypatch.undo()
+    assert "does not begin again" in caplog.text
+    assert engine.jobs.latest() is None
+    engine.close()
+
+
 def test_what_cannot_be_noted_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = taught(tmp_path)
 

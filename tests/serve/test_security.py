@@ -21,8 +21,8 @@ from tests.serve.conftest import READ, TOKENS, WRITE, Service, bearer, opened, p
 
 from anytimecl.client import Client
 from anytimecl.errors import AnytimeError, StoreError
-from anytimecl.serve.guard import SECURITY, Guard, _Body
-from anytimecl.serve.metrics import Metrics
+from anytimecl.serve.bodies import Body, Uploads
+from anytimecl.serve.guard import SECURITY
 from anytimecl.serve.options import Options
 from anytimecl.serve.problems import Busy
 from anytimecl.serve.records import RecordsAsked
@@ -186,7 +186,7 @@ def test_all_uploads_together_are_bounded() -> None:
     with opened(None, AccessTokens({}), uploads_bytes=500) as service:
         response = service.client.post("/v1/learn", json=LEARN)
         assert response.status_code == 429
-        assert not service.app._uploading  # type: ignore[attr-defined]
+        assert not service.app._uploads._bytes  # type: ignore[attr-defined]
 
 
 def test_who_uploads_much_and_slowly_keeps_nobody_else_out() -> None:
@@ -207,20 +207,20 @@ def test_who_uploads_much_and_slowly_keeps_nobody_else_out() -> None:
 
 def test_of_two_uploads_that_are_too_much_together_one_goes_on() -> None:
     """What the refused one had counts no more when the next piece of the other comes."""
-    guard = Guard(None, AccessTokens({}), Options(uploads_bytes=1000), Metrics())  # type: ignore[arg-type]
+    uploads = Uploads(Options(uploads_bytes=1000))
 
     async def piece() -> Message:
         return {"type": "http.request", "body": b" " * 400, "more_body": True}
 
     async def both() -> None:
-        refused, other = _Body(guard, piece), _Body(guard, piece)
+        refused, other = Body(uploads, piece), Body(uploads, piece)
         for body in (refused, other):
             body.client = "somebody"
             await body.receive()
         with pytest.raises(Busy):
             await refused.receive()
         await other.receive()
-        assert guard._uploading == {"somebody": 800}
+        assert uploads._bytes == {"somebody": 800}
 
     asyncio.run(both())
 

@@ -43,7 +43,7 @@ export class Memory {
     return first;
   }
 
-  /** Durable when it resolves; the same key teaches once. */
+  /** Durable when it resolves; the same key is learned once. */
   async learn(image: Uint8Array, label: string, key: string = crypto.randomUUID()): Promise<Learned> {
     const { data, error, response } = await this.http.POST("/v1/memories/{memory}/learn", {
       params: { path: { memory: this.memory }, header: { "Idempotency-Key": key } },

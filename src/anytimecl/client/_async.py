@@ -4,29 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from os import PathLike
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 from anytimecl.client._client import Client
-from anytimecl.client._told import (
-    Answer,
-    FileTaught,
-    Job,
-    Lesson,
-    Record,
-    Recorded,
-    ServiceError,
-    Taught,
-)
+from anytimecl.client._told import Answer, ServiceError
 from anytimecl.client._wire import ImageFile
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _awaited(
+    method: Callable[Concatenate[Client, P], T],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    @functools.wraps(method)
+    async def call(self: AsyncClient, /, *args: P.args, **options: P.kwargs) -> T:
+        return await self._run(method, self._client, *args, **options)
+
+    call.__doc__ = f"`Client.{method.__name__}`, awaited."
+    return call
+
+
+def _streamed(
+    method: Callable[Concatenate[Client, P], Iterator[T]],
+) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
+    @functools.wraps(method)
+    def call(self: AsyncClient, /, *args: P.args, **options: P.kwargs) -> AsyncIterator[T]:
+        return self._stream(method(self._client, *args, **options))
+
+    call.__doc__ = f"`Client.{method.__name__}`, awaited."
+    return call
 
 
 class AsyncClient:
     """`Client` for asyncio: the same methods as coroutines.
+
+    `learn_folder`, `predict_folder` and `audit` are asynchronous iterators.
 
     Parameters
     ----------
@@ -69,96 +84,27 @@ class AsyncClient:
         """`Client.predict`, awaited."""
         return await self._run(self._client.predict, images, labels, **options)
 
-    async def learn(self, image: ImageFile, label: str, **options: Any) -> Lesson:
-        """`Client.learn`, awaited."""
-        return await self._run(self._client.learn, image, label, **options)
-
-    async def learn_many(self, lessons: Sequence[tuple[ImageFile, str, str]]) -> list[Taught]:
-        """`Client.learn_many`, awaited."""
-        return await self._run(self._client.learn_many, lessons)
-
-    async def learn_records(
-        self, records: Sequence[Record], *, fingerprint: str, codec: str
-    ) -> list[Recorded]:
-        """`Client.learn_records`, awaited."""
-        return await self._run(
-            self._client.learn_records, records, fingerprint=fingerprint, codec=codec
-        )
-
-    async def forget(self, *, example_id: int | None = None, label: str | None = None) -> int:
-        """`Client.forget`, awaited."""
-        return await self._run(self._client.forget, example_id=example_id, label=label)
-
-    async def labels(self) -> dict[str, int]:
-        """`Client.labels`, awaited."""
-        return await self._run(self._client.labels)
-
-    async def stats(self) -> dict[str, Any]:
-        """`Client.stats`, awaited."""
-        return await self._run(self._client.stats)
-
-    async def consolidate(self, epochs: int = 1, **options: Any) -> Job:
-        """`Client.consolidate`, awaited."""
-        return await self._run(self._client.consolidate, epochs, **options)
-
-    async def job(self, identity: str) -> Job:
-        """`Client.job`, awaited."""
-        return await self._run(self._client.job, identity)
-
-    async def jobs(self) -> list[Job]:
-        """`Client.jobs`, awaited."""
-        return await self._run(self._client.jobs)
-
-    async def cancel(self, identity: str) -> Job:
-        """`Client.cancel`, awaited."""
-        return await self._run(self._client.cancel, identity)
-
-    async def learn_folder(
-        self, folder: str | PathLike[str], *, batch: int = 16
-    ) -> AsyncIterator[FileTaught]:
-        """`Client.learn_folder`, awaited."""
-        async for one in self._stream(self._client.learn_folder(folder, batch=batch)):
-            yield one
-
-    async def predict_folder(
-        self, folder: str | PathLike[str], labels: Sequence[str] | None = None, *, batch: int = 16
-    ) -> AsyncIterator[tuple[str, Answer | ServiceError]]:
-        """`Client.predict_folder`, awaited."""
-        async for one in self._stream(self._client.predict_folder(folder, labels, batch=batch)):
-            yield one
-
-    async def backup(self, folder: str | PathLike[str]) -> None:
-        """`Client.backup`, awaited."""
-        await self._run(self._client.backup, folder)
-
-    async def audit(self) -> AsyncIterator[dict[str, Any]]:
-        """`Client.audit`, awaited."""
-        async for one in self._stream(self._client.audit()):
-            yield one
-
-    async def memories(self) -> list[dict[str, Any]]:
-        """`Client.memories`, awaited."""
-        return await self._run(self._client.memories)
-
-    async def create_memory(self, name: str) -> None:
-        """`Client.create_memory`, awaited."""
-        await self._run(self._client.create_memory, name)
-
-    async def delete_memory(self, name: str) -> None:
-        """`Client.delete_memory`, awaited."""
-        await self._run(self._client.delete_memory, name)
-
-    async def tokens(self) -> list[dict[str, Any]]:
-        """`Client.tokens`, awaited."""
-        return await self._run(self._client.tokens)
-
-    async def grant(self, name: str, right: str, memories: Sequence[str] | None = None) -> str:
-        """`Client.grant`, awaited."""
-        return await self._run(self._client.grant, name, right, memories)
-
-    async def revoke(self, name: str) -> None:
-        """`Client.revoke`, awaited."""
-        await self._run(self._client.revoke, name)
+    learn_one = _awaited(Client.learn_one)
+    learn = learn_one
+    learn_many = _awaited(Client.learn_many)
+    learn_records = _awaited(Client.learn_records)
+    forget = _awaited(Client.forget)
+    labels = _awaited(Client.labels)
+    stats = _awaited(Client.stats)
+    consolidate = _awaited(Client.consolidate)
+    job = _awaited(Client.job)
+    jobs = _awaited(Client.jobs)
+    cancel = _awaited(Client.cancel)
+    learn_folder = _streamed(Client.learn_folder)
+    predict_folder = _streamed(Client.predict_folder)
+    backup = _awaited(Client.backup)
+    audit = _streamed(Client.audit)
+    memories = _awaited(Client.memories)
+    create_memory = _awaited(Client.create_memory)
+    delete_memory = _awaited(Client.delete_memory)
+    tokens = _awaited(Client.tokens)
+    grant = _awaited(Client.grant)
+    revoke = _awaited(Client.revoke)
 
     def close(self) -> None:
         """Finish current requests, then stop the threads."""

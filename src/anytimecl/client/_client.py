@@ -130,8 +130,15 @@ class Client:
         if threshold is not None:
             fields.append(("threshold", str(threshold)))
         fields += [("labels", label) for label in texts(labels)]
+        if not chosen:
+            return []
         files = [("images", read_file(image)) for image in chosen]
-        told = self._wire.form(f"{self._prefix}/predict", fields, files)
+        try:
+            told = self._wire.form(f"{self._prefix}/predict", fields, files)
+        except ServiceError as error:
+            if not many or not error.images:
+                raise
+            told = {"predictions": [None] * len(chosen), "errors": error.images}
         if not many:
             return answer_of(told["predictions"][0])
         wrong = {one["index"]: ServiceError(one["detail"], 422) for one in told["errors"]}

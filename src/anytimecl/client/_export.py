@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import ssl
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from anytimecl.client._told import ServiceError
 from anytimecl.client._wire import Wire
-from anytimecl.errors import StoreError
+from anytimecl.errors import StoreError, reason
 from anytimecl.files import replacing
 
 LINES = 10_000  # of the audit log per request
@@ -22,15 +23,19 @@ def backup(wire: Wire, path: str, to: Path) -> None:
         raise StoreError(f"There is something in {to} already: back up into a new folder.")
 
     def unpack(response: http.client.HTTPResponse) -> None:
-        with replacing(to) as draft:
-            try:
+        try:
+            with replacing(to) as draft:
                 with tarfile.open(fileobj=response, mode="r|") as archive:
                     archive.extractall(draft, filter="data")
                 response.read()
-            except tarfile.TarError as error:
-                raise ServiceError(f"The backup was cut off: {error}.") from error
-            if response.length:
-                raise ServiceError("The backup was cut off: ask again.")
+                if response.length:
+                    raise ServiceError("The backup was cut off: ask again.")
+        except tarfile.TarError as error:
+            raise ServiceError(f"The backup was cut off: {error}.") from error
+        except (ConnectionError, TimeoutError, ssl.SSLError):
+            raise  # of the connection: it is tried again
+        except OSError as error:
+            raise StoreError(f"The backup cannot be written to {to}: {reason(error)}.") from error
 
     wire.ask("GET", path, take=unpack)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from anytimecl.client._told import Answer, FileTaught, ServiceError, Taught
+from anytimecl.client._wire import read_file
 
 SUFFIXES = frozenset(
     (
@@ -20,61 +22,70 @@ SUFFIXES = frozenset(
 BATCH_BYTES = 16 << 20  # of files per request: base64 adds a third
 PAUSE = 0.5  # seconds before images that were not accepted are sent again
 File = tuple[Path, bytes]
-LearnMany = Callable[[Sequence[tuple[bytes, str, str]]], list[Taught]]
+Example = tuple[bytes, str, str]  # image, label and key
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def learn_folder(
-    learn_many: LearnMany, folder: str | PathLike[str], batch: int
+    learn_many: Callable[[list[Example]], list[Taught]], folder: str | PathLike[str], batch: int
 ) -> Iterator[FileTaught]:
     """Learn `folder/<label>/<file>`, in the order of names."""
     root = Path(folder)
     if next(_files(root, "*/*"), None) is None and next(_files(root, "*"), None):
         raise ServiceError(f"The images in {root} lie in no folder of their label: make such.")
     for group in _batches(_files(root, "*/*"), batch):
-        left = [(path, _lesson(path, data)) for path, data in group]
+        left: list[tuple[str, Example]] = []
+        for path, data in group:
+            name, label = path.relative_to(root).as_posix(), _label(path)
+            try:
+                left.append((name, (data, label, _key(data, label))))
+            except UnicodeEncodeError:
+                why = "the name of its folder is not UTF-8: rename it"
+                yield FileTaught(name, label, "refused", None, why)
         while left:
-            told = _in_parts(learn_many, [lesson for _, lesson in left])
+            told = _in_parts(learn_many, [example for _, example in left], _refused)
             later = []
-            for (path, lesson), one in zip(left, told, strict=True):
+            for (name, example), one in zip(left, told, strict=True):
                 if one.state == "later":
-                    later.append((path, lesson))
+                    later.append((name, example))
                 else:
-                    name = path.relative_to(root).as_posix()
-                    yield FileTaught(name, lesson[1], one.state, one.id, one.detail)
+                    yield FileTaught(name, example[1], one.state, one.id, one.detail)
             if len(later) == len(left):
                 time.sleep(PAUSE)
             left = later
 
 
 def predict_folder(
-    predict: Callable[[list[Any]], list[Answer | ServiceError]],
+    predict: Callable[[list[bytes]], list[Answer | ServiceError]],
     folder: str | PathLike[str],
     batch: int,
 ) -> Iterator[tuple[str, Answer | ServiceError]]:
     """Predict every image below the folder, in the order of names."""
     root = Path(folder)
     for group in _batches(_files(root, "**/*"), batch):
-        try:
-            told = predict([data for _, data in group])
-        except ServiceError as error:
-            if error.status != 422:
-                raise
-            told = [error] * len(group)  # none of them is an image
+        told = _in_parts(predict, [data for _, data in group], lambda error: error)
         for (path, _), one in zip(group, told, strict=True):
             yield path.relative_to(root).as_posix(), one
 
 
-def _in_parts(learn_many: LearnMany, lessons: list[tuple[bytes, str, str]]) -> list[Taught]:
-    """Learn; halves the batch as long as it is too large."""
+def _in_parts(
+    send: Callable[[list[T]], list[R]], items: list[T], refused: Callable[[ServiceError], R]
+) -> list[R]:
+    """Send the items; in halves as long as they are too large together."""
     try:
-        return learn_many(lessons)
+        return send(items)
     except ServiceError as error:
         if error.status != 413:
             raise
-        if len(lessons) == 1:
-            return [Taught("refused", None, str(error))]
-    half = len(lessons) // 2
-    return _in_parts(learn_many, lessons[:half]) + _in_parts(learn_many, lessons[half:])
+        if len(items) == 1:
+            return [refused(error)]
+    half = len(items) // 2
+    return _in_parts(send, items[:half], refused) + _in_parts(send, items[half:], refused)
+
+
+def _refused(error: ServiceError) -> Taught:
+    return Taught("refused", None, str(error))
 
 
 def _files(root: Path, pattern: str) -> Iterator[File]:
@@ -82,7 +93,7 @@ def _files(root: Path, pattern: str) -> Iterator[File]:
         raise ServiceError(f"There is no folder {root}.")
     for path in sorted(root.glob(pattern)):
         if path.suffix.lower() in SUFFIXES and path.is_file():
-            yield path, path.read_bytes()
+            yield path, read_file(path)
 
 
 def _batches(files: Iterable[File], most: int) -> Iterator[list[File]]:
@@ -98,8 +109,10 @@ def _batches(files: Iterable[File], most: int) -> Iterator[list[File]]:
         yield group
 
 
-def _lesson(path: Path, data: bytes) -> tuple[bytes, str, str]:
-    """(image, label, key), with the key that `anytimecl learn` and `watch` use."""
-    label = " ".join(path.parent.name.split())
-    key = hashlib.sha256(hashlib.sha256(data).digest() + label.encode()).hexdigest()
-    return data, label, key
+def _label(path: Path) -> str:
+    return " ".join(unicodedata.normalize("NFC", path.parent.name).split())
+
+
+def _key(data: bytes, label: str) -> str:
+    """The key that `anytimecl learn` and `watch` use."""
+    return hashlib.sha256(hashlib.sha256(data).digest() + label.encode()).hexdigest()

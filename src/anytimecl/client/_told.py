@@ -19,11 +19,13 @@ class ServiceError(AnytimeError):
         retry_after: float | None = None,
         *,
         reached: bool = True,
+        images: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         super().__init__(detail)
         self.status = status  # of HTTP; 0 without a response
         self.retry_after = retry_after
         self.reached = reached  # False if the service cannot have received the request
+        self.images = images  # if none of several can be read: the `index` and `detail` of each
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from anytimecl.client._told import ServiceError
-from anytimecl.errors import LabelError
+from anytimecl.errors import ImageError, LabelError, reason
 
+LOST = (OSError, http.client.HTTPException, UnicodeError)  # the last: a name that no host can have
 Take = Callable[[http.client.HTTPResponse], None]
 ImageFile = str | PathLike[str] | bytes
 
@@ -30,12 +31,19 @@ class Wire:
     def __init__(
         self, url: str, token: str | None, *, timeout: float, patience: float, retries: int
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
+        try:
+            parts = urlsplit(url)
+            known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # a port that is no number, or half a bracket
+            known = False
+        if not known:
             raise ServiceError(f"An address looks like http://127.0.0.1:8000, not {url!r}.")
         self.url = url.rstrip("/")
         self._parts = parts
-        self._token = token
+        self._own: dict[str, str] = {}  # headers of every request
+        if token is not None:
+            self._own["Authorization"] = f"Bearer {token.strip()}"  # a file of it ends with a line
+            _check_header("token", token.strip())
         self._timeout = timeout
         self._patience = patience
         self._retries = retries
@@ -47,6 +55,8 @@ class Wire:
         files: Sequence[tuple[str, bytes]],
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
+        for value in (headers or {}).values():
+            _check_header("key", value)
         boundary = uuid.uuid4().hex
         body = b"".join([*_parts(boundary, fields, files), f"--{boundary}--\r\n".encode()])
         kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
@@ -101,20 +111,18 @@ class Wire:
     ) -> dict[str, Any]:
         kind = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
         connection = kind[self._parts.scheme](self._parts.netloc, timeout=self._timeout)
-        sent = dict(headers)
-        if self._token is not None:
-            sent["Authorization"] = f"Bearer {self._token}"
         reached = False
         try:
             connection.connect()
             reached = True
-            connection.request(method, self._parts.path.rstrip("/") + path, body, sent)
+            whole = self._parts.path.rstrip("/") + path
+            connection.request(method, whole, body, {**headers, **self._own})
             response = connection.getresponse()
             if take is not None and response.status < 300:
                 take(response)
                 return {}
             told = response.read()
-        except (OSError, http.client.HTTPException) as error:
+        except LOST as error:
             told_so = f"{self.url} does not answer: {error!r}."
             raise ServiceError(told_so, reached=reached) from error
         finally:
@@ -124,18 +132,27 @@ class Wire:
 
 def _check(response: http.client.HTTPResponse, told: bytes) -> dict[str, Any]:
     try:
-        content = loads(told)
+        content = loads(told or b"{}")  # 204 has no body
     except ValueError:
-        content = {}
-    if response.status < 300 and isinstance(content, dict):
+        content = None
+    if isinstance(content, dict) and response.status < 300:
         return content
+    detail = f"The service answered {response.status} {response.reason}."
+    if response.status < 300:
+        detail = "The answer is no JSON: there is something else than the service at this address."
+    problem = content if isinstance(content, dict) else {}
     wait = response.getheader("Retry-After", "")
-    detail = content.get("detail") if isinstance(content, dict) else None
     raise ServiceError(
-        detail or f"The service answered {response.status} {response.reason}.",
+        problem.get("detail") or detail,
         response.status,
         float(wait) if wait.isdecimal() else None,
+        images=problem.get("errors") or (),
     )
+
+
+def _check_header(what: str, value: str) -> None:
+    if not (value.isascii() and value.isprintable()):  # not repeated: it may be a secret
+        raise ServiceError(f"A {what} has printable ASCII characters alone, and this has others.")
 
 
 def _parts(
@@ -160,7 +177,10 @@ def read_file(image: ImageFile) -> bytes:
         raise TypeError(
             f"An image is the path or the bytes of its file, not {type(image).__name__}."
         )
-    return Path(image).read_bytes()
+    try:
+        return Path(image).read_bytes()
+    except OSError as error:
+        raise ImageError(f"cannot read image {str(image)!r}: {reason(error)}") from error
 
 
 def texts(labels: Iterable[str] | None) -> list[str]:

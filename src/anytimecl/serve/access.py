@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from anytimecl.serve.assets import ASSETS
-from anytimecl.serve.tokens import Right
+from anytimecl.serve.rights import Right
 
 DEFAULT = "default"  # the memory of paths that name none
 # These reveal nothing of a memory; the page's script asks for the token.

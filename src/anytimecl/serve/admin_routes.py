@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import APIRouter, Path, Request
 
 from anytimecl.serve.asking import ASKER
 from anytimecl.serve.memories import Memories
 from anytimecl.serve.problems import Problem
-from anytimecl.serve.routes import check_query
+from anytimecl.serve.rights import Grant
+from anytimecl.serve.routes import new_router
 from anytimecl.serve.schemas import (
     GrantedTold,
     MemoriesTold,
@@ -20,15 +21,15 @@ from anytimecl.serve.schemas import (
     TokenTold,
     problem_responses,
 )
-from anytimecl.serve.tokens import AccessTokens, Grant
-from anytimecl.serve.uploads import json_body, json_schema, parse
+from anytimecl.serve.tokens import AccessTokens
+from anytimecl.serve.uploads import json_body, parse, takes
 
 Name = Annotated[str, Path(max_length=64)]
 
 
 def make_router(memories: Memories, tokens: AccessTokens) -> APIRouter:
     """Routes about the service as a whole."""
-    router = APIRouter(prefix="/v1", dependencies=[Depends(check_query)])
+    router = new_router("/v1")
     _add_memories(router, memories)
     _add_tokens(router, memories, tokens)
     return router
@@ -44,12 +45,7 @@ def _add_memories(router: APIRouter, memories: Memories) -> None:
             for name, size in zip(covered, sizes, strict=True)
         ]
 
-    @router.get(
-        "/memories",
-        tags=["Memories"],
-        summary="Every memory",
-        responses=problem_responses(422),
-    )
+    @router.get("/memories", tags=["Memories"], summary="Every memory")
     async def list_memories() -> MemoriesTold:
         """The memories that the token is valid for."""
         return MemoriesTold(memories=await tell(memories.names()))
@@ -59,8 +55,7 @@ def _add_memories(router: APIRouter, memories: Memories) -> None:
         tags=["Memories"],
         status_code=201,
         summary="Begin a memory",
-        responses=problem_responses(409, 413, 415, 422),
-        openapi_extra=json_schema(MemoryAsked),
+        **takes(MemoryAsked),
     )
     async def create_memory(request: Request) -> MemoryTold:
         """Empty, with the model that all memories share."""
@@ -68,12 +63,7 @@ def _add_memories(router: APIRouter, memories: Memories) -> None:
         await memories.create(asked.name)
         return (await tell([asked.name]))[0]
 
-    @router.get(
-        "/memories/{memory}",
-        tags=["Memories"],
-        summary="One memory",
-        responses=problem_responses(422),
-    )
+    @router.get("/memories/{memory}", tags=["Memories"], summary="One memory")
     async def get_memory(memory: Name) -> MemoryTold:
         """For its contents see its own `stats`."""
         if memory not in memories.names():
@@ -85,7 +75,7 @@ def _add_memories(router: APIRouter, memories: Memories) -> None:
         tags=["Memories"],
         status_code=204,
         summary="Delete a memory for good",
-        responses=problem_responses(409, 422),
+        responses=problem_responses(409),
     )
     async def delete_memory(memory: Name) -> None:
         """Work in progress is finished first. Granted tokens lose access to it."""
@@ -95,10 +85,10 @@ def _add_memories(router: APIRouter, memories: Memories) -> None:
 def _add_tokens(router: APIRouter, memories: Memories, tokens: AccessTokens) -> None:
     granted, trail = tokens.granted, memories.default.audit
 
-    @router.get("/tokens", tags=["Tokens"], summary="Every token", responses=problem_responses(422))
+    @router.get("/tokens", tags=["Tokens"], summary="Every token")
     async def list_tokens() -> TokensTold:
         """Names, rights and memories of all tokens."""
-        own = {one.name for one in granted}
+        own = {one.name for _, one in granted}
         return TokensTold(tokens=[_token_told(one, one.name in own) for one in tokens])
 
     @router.post(
@@ -106,21 +96,19 @@ def _add_tokens(router: APIRouter, memories: Memories, tokens: AccessTokens) -> 
         tags=["Tokens"],
         status_code=201,
         summary="Grant a token",
-        responses=problem_responses(409, 413, 415, 422),
-        openapi_extra=json_schema(TokenAsked),
+        **takes(TokenAsked),
     )
     async def grant_token(request: Request) -> GrantedTold:
         """Valid at once, and after a restart. Only this response contains the token."""
         asked = parse(TokenAsked, await json_body(request))
         _check_grant(asked, tokens, memories)
-        token = await memories.default.answer(
-            lambda: granted.add(asked.name, asked.right, asked.memories)
-        )
+        chosen = None if asked.memories is None else frozenset(asked.memories)
+        grant = Grant(asked.name, asked.right, chosen)
+        token = await memories.default.answer(lambda: granted.add(grant))
         if token is None:  # another request granted it meanwhile
             raise _taken(asked.name)
         trail.add("granted", token=asked.name, right=asked.right, memories=asked.memories)
-        chosen = None if asked.memories is None else frozenset(asked.memories)
-        told = _token_told(Grant(asked.name, asked.right, chosen), revocable=True)
+        told = _token_told(grant, revocable=True)
         return GrantedTold(**told.model_dump(), token=token)
 
     @router.delete(
@@ -128,7 +116,7 @@ def _add_tokens(router: APIRouter, memories: Memories, tokens: AccessTokens) -> 
         tags=["Tokens"],
         status_code=204,
         summary="Revoke a token",
-        responses=problem_responses(409, 422),
+        responses=problem_responses(409),
     )
     async def revoke_token(name: Name) -> None:
         """Invalid from now on."""

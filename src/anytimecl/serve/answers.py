@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from anytimecl import __version__
-from anytimecl.classifier import LabelStats
 from anytimecl.errors import AnytimeError
 from anytimecl.prediction import Prediction
 from anytimecl.serve.engine import Engine
 from anytimecl.serve.history import WINDOW
+from anytimecl.serve.jobs import Job
 from anytimecl.serve.lessons import Taught
 from anytimecl.serve.problems import Problem, of_error
 from anytimecl.serve.schemas import (
@@ -112,13 +112,19 @@ def none_good(errors: list[ImageRefused]) -> Problem:
     return problem
 
 
-def labels_told(known: dict[str, LabelStats]) -> list[LabelTold]:
+def labels_told(engine: Engine) -> list[LabelTold]:
     """In order of first appearance."""
+    known = engine.classifier.stats()
     return [LabelTold(label=label, **stats._asdict()) for label, stats in known.items()]
 
 
-def stats_told(engine: Engine, known: dict[str, LabelStats]) -> StatsTold:
-    """Statistics of a memory."""
+def job_told(job: Job) -> JobTold:
+    """State of a job."""
+    return JobTold(**dataclasses.asdict(job))
+
+
+def stats_told(engine: Engine) -> StatsTold:
+    """Statistics of a memory and the service."""
     accuracy = engine.history.accuracy()
     job = engine.jobs.latest()
     return StatsTold(
@@ -128,7 +134,7 @@ def stats_told(engine: Engine, known: dict[str, LabelStats]) -> StatsTold:
         codec=engine.classifier.settings.name_of("codec"),
         keeps_images=engine.keeps_images,
         examples=len(engine.classifier),
-        labels=labels_told(known),
+        labels=labels_told(engine),
         accuracy=None
         if accuracy is None
         else dict(zip(("blended", "tuned", "original"), accuracy, strict=True)),
@@ -136,5 +142,5 @@ def stats_told(engine: Engine, known: dict[str, LabelStats]) -> StatsTold:
         window=WINDOW,
         waiting_images=len(engine.intake.encoder),
         waiting_changes=len(engine.turns),
-        job=None if job is None else JobTold(**dataclasses.asdict(job)),
+        job=None if job is None else job_told(job),
     )

@@ -28,7 +28,7 @@ IN_MEMORY = "/v1/memories/{memory}"
 
 TAGS = {
     "Predict": "What images show.",
-    "Learn": "Teach, and take back.",
+    "Learn": "Learn, correct, undo and forget.",
     "Know": "What is stored and known.",
     "Jobs": "Work that takes longer than a request.",
     "Memories": "Several in one service, each for itself.",

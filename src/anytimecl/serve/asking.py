@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from anytimecl.serve.tokens import EVERYTHING, Grant
+from anytimecl.serve.rights import EVERYTHING, Grant
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from anytimecl.serve.asking import ASKER
 from anytimecl.serve.logs import moment
@@ -32,7 +33,6 @@ class Audit:
 
     def __init__(self, folder: Path | None) -> None:
         self._path = None if folder is None else folder / FILE
-        self._file: IO[str] | None = None
         self._lock = threading.Lock()
 
     def add(self, action: str, **what: Any) -> None:
@@ -44,12 +44,12 @@ class Audit:
         line = json.dumps({**about, "action": action, **what}) + "\n"
         with self._lock:
             try:
-                if self._file is None:
-                    self._file = self._path.open("a", encoding="ascii")
-                    if self._file.tell() and not _ends_with_a_line(self._path):
-                        self._file.write("\n")  # the last line is incomplete after a crash
-                self._file.write(line)
-                self._file.flush()
+                with self._path.open("a+b") as file:
+                    if file.tell():
+                        file.seek(-1, os.SEEK_END)
+                        if file.read(1) != b"\n":  # a crash, or a full disk, cut the line short
+                            file.write(b"\n")
+                    file.write(line.encode("ascii"))
             except OSError as error:
                 log.error("the audit trail lacks %s: %s", line.strip(), error)
 
@@ -58,20 +58,13 @@ class Audit:
         if self._path is None or not self._path.exists():
             return b""
         with self._path.open("rb") as lines:
-            return b"".join(islice(lines, after, after + limit))
-
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            if self._file is not None:
-                try:
-                    self._file.close()
-                except OSError as error:  # the memory must still be closed
-                    log.error("the audit trail lacks its last lines: %s", error)
-                self._file = None
+            return b"".join(map(_whole, islice(lines, after, after + limit)))
 
 
-def _ends_with_a_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, 2)
-        return file.read(1) == b"\n"
+def _whole(line: bytes) -> bytes:
+    """The line; one of its own in place of one that was cut short, so that each line is JSON.
+
+    >>> _whole(b'{"time": "20')
+    b'{"action": "cut short"}\\n'
+    """
+    return line if line.endswith(b"}\n") else b'{"action": "cut short"}\n'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Any
+from dataclasses import asdict
 
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.errors import AnytimeError
@@ -60,13 +60,10 @@ class Consolidating:
         self._audit.add("began", job=job.id, kind=job.kind, epochs=epochs)
         return job
 
-    def cancel(self, identity: str) -> Job | None:
+    def cancel(self, job: Job) -> None:
         """Cancel a job that has not ended; the model stays as it was before the job."""
-        job = self.jobs.get(identity)
-        if job is not None and not job.over:
-            self._cancelled.add(identity)
-            self._audit.add("cancelled", job=identity)
-        return job
+        self._cancelled.add(job.id)
+        self._audit.add("cancelled", job=job.id)
 
     def keep_promise(self) -> None:
         """Restart the job that the last process did not finish."""
@@ -74,7 +71,10 @@ class Consolidating:
         self._pending.clear()
         if promise is not None and len(self._classifier):
             log.warning("the consolidation that was cut short begins again")
-            self.begin(promise.epochs, promise.begun)
+            try:
+                self.begin(promise.epochs, promise.begun)
+            except (AnytimeError, Problem) as error:  # a full disk: predictions need no room
+                log.error("it does not begin again: %s", error)
 
     def _run(self, job: Job, epochs: int) -> None:
         def progress(done: int, steps: int) -> None:
@@ -85,37 +85,25 @@ class Consolidating:
                 raise _Interrupted
             self._tell(self.jobs.change(job.id, state="running", done=done, steps=steps))
 
+        state, error, unfinished = "done", None, False
         try:
             if job.id in self._cancelled:
                 raise _Cancelled
             self._tell(self.jobs.change(job.id, state="running"))
             self._classifier.consolidate(epochs, progress=progress)
         except _Interrupted:
-            told = "The service stopped; it begins again when it is back."
-            self._tell(self.jobs.change(job.id, state="failed", error=told))
-            return
+            state, error = "failed", "The service stopped; it begins again when it is back."
+            unfinished = True
         except _Cancelled:
-            self._tell(self.jobs.change(job.id, state="cancelled"))
-        except Exception as error:
+            state = "cancelled"
+        except Exception as failure:
             log.exception("consolidation failed")
-            told = str(error) if isinstance(error, AnytimeError) else "An error inside the service."
-            self._tell(self.jobs.change(job.id, state="failed", error=told))
-        else:
-            self._tell(self.jobs.change(job.id, state="done"))
+            known = isinstance(failure, AnytimeError)
+            state, error = "failed", str(failure) if known else "An error inside the service."
+        if not unfinished:  # before it is told: the next job may be begun, and noted, at once
+            self._pending.clear()
         self._cancelled.discard(job.id)
-        self._pending.clear()
+        self._tell(self.jobs.change(job.id, state=state, error=error))
 
     def _tell(self, job: Job) -> None:
-        self._broadcast.send("job", job_data(job))
-
-
-def job_data(job: Job) -> dict[str, Any]:
-    """A job as JSON data."""
-    return {
-        "id": job.id,
-        "kind": job.kind,
-        "state": job.state,
-        "done": job.done,
-        "steps": job.steps,
-        "error": job.error,
-    }
+        self._broadcast.send("job", asdict(job))

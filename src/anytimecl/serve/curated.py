@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from anytimecl.serve.schemas import LABELS, SMALL_PNG, Asked, Count, Event, Image, Label
+from anytimecl.serve.schemas import LABELS, SMALL_PNG, Asked, Count, Event, Image, Label, example
 
 PAGE = 200  # examples per page at most
 ORDERED = 1_000  # images
@@ -18,7 +18,7 @@ CURSOR = r"^([0-9.e+-]{1,40}:)?[0-9]{1,18}$"
 class LikeAsked(Asked):
     """An image, and a filter for the examples similar to it."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"image": SMALL_PNG, "limit": 10}]})
+    model_config = example({"image": SMALL_PNG, "limit": 10})
 
     image: Image
     label: Label | None = None
@@ -29,29 +29,27 @@ class LikeAsked(Asked):
 class OrderAsked(Asked):
     """Images predicted before with `remember`, and their candidate labels."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"images": ["0f" * 16], "labels": ["cat", "dog"]}]}
-    )
+    model_config = example({"images": ["0f" * 16], "labels": ["cat", "dog"]})
 
     images: list[Annotated[str, Field(pattern="^[0-9a-f]{32}$")]] = Field(
         min_length=1, max_length=ORDERED, description="As predictions that `remember` call them."
     )
     labels: list[Label] | None = Field(
-        default=None, max_length=LABELS, description="That they may have, besides those taught."
+        default=None, max_length=LABELS, description="That they may have, besides those learned."
     )
 
 
 class OrderTold(BaseModel):
     """The images in the order in which to label them."""
 
-    images: list[str] = Field(description="What would teach most, then the others by doubt.")
+    images: list[str] = Field(description="The most informative ones, then the others by doubt.")
     unknown: list[str] = Field(description="Not looked at of late: predict them again.")
 
 
 class RelabelAsked(Asked):
     """An example's new label."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"label": "okapi"}]})
+    model_config = example({"label": "okapi"})
 
     label: Label
 
@@ -59,7 +57,7 @@ class RelabelAsked(Asked):
 class UndoAsked(Asked):
     """How many changes to undo."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"steps": 1, "event": 17}]})
+    model_config = example({"steps": 1, "event": 17})
 
     steps: Count = Field(default=1, ge=1, le=STEPS)
     event: Event | None = Field(
@@ -71,7 +69,7 @@ class UndoAsked(Asked):
 class RenameAsked(Asked):
     """A label's new name."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"old": "lama", "new": "llama"}]})
+    model_config = example({"old": "lama", "new": "llama"})
 
     old: Label
     new: Label
@@ -80,9 +78,7 @@ class RenameAsked(Asked):
 class MergeAsked(Asked):
     """Two labels to merge."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"source": "tabby", "into": "tabby cat"}]}
-    )
+    model_config = example({"source": "tabby", "into": "tabby cat"})
 
     source: Label
     into: Label
@@ -91,7 +87,7 @@ class MergeAsked(Asked):
 class ChoicesAsked(Asked):
     """Labels to offer, and labels to stop offering."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"add": ["cat", "dog"]}]})
+    model_config = example({"add": ["cat", "dog"]})
 
     add: list[Label] = Field(default=[], max_length=LABELS)
     remove: list[Label] = Field(default=[], max_length=LABELS)
@@ -100,8 +96,8 @@ class ChoicesAsked(Asked):
 class ChoicesTold(BaseModel):
     """How the offered labels differ from the learned ones."""
 
-    own: list[str] = Field(description="Named, though not taught.")
-    hidden: list[str] = Field(description="Taught, but not chosen from.")
+    own: list[str] = Field(description="Offered, though not learned.")
+    hidden: list[str] = Field(description="Learned, but not offered.")
 
 
 class SaidTold(BaseModel):
@@ -116,8 +112,8 @@ class ExampleTold(BaseModel):
 
     id: int
     label: str
-    source: str | None = Field(description="The name that it was taught under.")
-    time: datetime | None = Field(description="When it was first taught.")
+    source: str | None = Field(description="The name that it was learned under.")
+    time: datetime | None = Field(description="When it was first learned.")
     says: dict[str, SaidTold] = Field(description="What each expert says of it now.")
     suspicion: float | None = Field(description="From 0 to 1; null where it was not asked for.")
     similarity: float | None = Field(description="Cosine to the image that was asked about.")

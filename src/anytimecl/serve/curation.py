@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response, StreamingResponse
@@ -37,21 +37,18 @@ from anytimecl.serve.curated import (
 from anytimecl.serve.engine import Engine
 from anytimecl.serve.leaving import OpenFile, scratch
 from anytimecl.serve.problems import Problem
-from anytimecl.serve.routes import ExampleId, Pick, check_query
-from anytimecl.serve.schemas import Label, problem_responses
-from anytimecl.serve.uploads import body_schema, json_body, json_schema, parse, read
-
-T = TypeVar("T")
+from anytimecl.serve.routes import ExampleId, Pick, new_router
+from anytimecl.serve.schemas import Label, content_response, problem_responses
+from anytimecl.serve.uploads import json_body, parse, read, takes
 
 
 def make_router(prefix: str, pick: Pick) -> APIRouter:
     """Routes about a memory's examples; `pick` is the dependency that finds the memory."""
-    router = APIRouter(prefix=prefix, dependencies=[Depends(check_query)])
+    router = new_router(prefix)
     picked = Depends(pick)
-    known = problem_responses(409, 422)
-    lost = problem_responses(404, 409, 413, 415, 422)
+    conflict = problem_responses(409)
 
-    @router.get("/examples", tags=["Know"], summary="Look through the examples", responses=known)
+    @router.get("/examples", tags=["Know"], summary="Look through the examples", responses=conflict)
     async def examples(
         label: Annotated[Label | None, Query()] = None,
         source: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
@@ -68,12 +65,11 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         "/examples/like",
         tags=["Know"],
         summary="Examples like an image",
-        responses=problem_responses(409, 413, 415, 422),
-        openapi_extra=dict(body_schema(LikeAsked, "image", many=False)),
+        **takes(LikeAsked, "image"),
     )
     async def examples_like(request: Request, engine: Engine = picked) -> ExamplesTold:
         """Most similar first."""
-        asked, [image] = await read(request, LikeAsked, "image", frozenset())
+        asked, [image] = await read(request, LikeAsked, "image")
         with engine.intake.ticket() as ticket:
             [looked] = await engine.intake.decode([image], ticket)
             if isinstance(looked, ImageError):
@@ -83,17 +79,13 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         return await _page(engine, like=tokens, **rest)
 
     @router.post(
-        "/order",
-        tags=["Predict"],
-        summary="Which images to label first",
-        responses=problem_responses(409, 413, 415, 422),
-        openapi_extra=json_schema(OrderAsked),
+        "/order", tags=["Predict"], summary="Which images to label first", **takes(OrderAsked)
     )
     async def order(request: Request, engine: Engine = picked) -> OrderTold:
         """By active learning: the most informative image first, as in the inbox."""
         asked = parse(OrderAsked, await json_body(request))
         labels = clean_labels(asked.labels) if asked.labels else []
-        await engine.intake.name(labels, engine.classifier.settings.templates)
+        await engine.name(labels)
         found = await engine.look(lambda: engine.looked_at.order(asked.images, labels))
         known = set(found)
         unknown = [key for key in dict.fromkeys(asked.images) if key not in known]
@@ -104,8 +96,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         tags=["Know"],
         summary="A small picture of an example",
         response_class=Response,
-        responses=problem_responses(404, 422)
-        | {200: {"description": "A WebP file", "content": {"image/webp": {}}}},
+        responses=content_response("A WebP file", "image/webp"),
     )
     async def thumbnail(example: ExampleId, engine: Engine = picked) -> Response:
         """If the memory stores thumbnails, or the image was learned recently."""
@@ -118,84 +109,54 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         "/examples/{example}/label",
         tags=["Learn"],
         summary="Give an example another label",
-        responses=lost,
-        openapi_extra=json_schema(RelabelAsked),
+        **takes(RelabelAsked),
     )
     async def relabel(example: ExampleId, request: Request, engine: Engine = picked) -> RelabelTold:
         """Durable when the response arrives; the next prediction uses it."""
         asked = parse(RelabelAsked, await json_body(request))
 
-        def work(classifier: AnytimeClassifier) -> RelabelTold:
+        def work() -> RelabelTold:
             _check_known(engine, example)
-            done = classifier.relabel(example, asked.label)
+            done = engine.classifier.relabel(example, asked.label)
             event = tell_change(engine, "relabelled", example=example)
-            return RelabelTold(id=done.id, label=done.label, before=done.before, event=event)
+            return RelabelTold(**done._asdict(), event=event)
 
-        return await _in_turn(engine, work)
+        return await engine.in_turn(work)
 
-    @router.post(
-        "/undo",
-        tags=["Learn"],
-        summary="Take back the latest acts",
-        responses=lost,
-        openapi_extra=json_schema(UndoAsked),
-    )
+    @router.post("/undo", tags=["Learn"], summary="Take back the latest acts", **takes(UndoAsked))
     async def undo(request: Request, engine: Engine = picked) -> UndoTold:
         """Undoes learned images, relabelling, renaming and merging. Forgetting is permanent."""
         asked = parse(UndoAsked, await json_body(request) or b"{}")
 
-        def work(classifier: AnytimeClassifier) -> UndoTold:
-            if asked.event is not None and asked.event != classifier.memory.last:
+        def work() -> UndoTold:
+            if asked.event is not None and asked.event != engine.classifier.memory.last:
                 raise Problem(409, "Something else happened since; nothing was undone.")
             try:
-                undone = classifier.undo(asked.steps)
+                undone = engine.classifier.undo(asked.steps)
             except StoreError as error:
                 raise Problem(409, str(error)) from None
             tell_change(engine, "undid", steps=len(undone))
-            return UndoTold(
-                undone=[
-                    UndoneTold(
-                        act=one.act, examples=list(one.examples), label=one.label, before=one.before
-                    )
-                    for one in undone
-                ]
-            )
+            return UndoTold(undone=[UndoneTold(**one._asdict()) for one in undone])
 
-        return await _in_turn(engine, work)
+        return await engine.in_turn(work)
 
     @router.post(
-        "/labels/rename",
-        tags=["Learn"],
-        summary="Call a label otherwise",
-        responses=lost,
-        openapi_extra=json_schema(RenameAsked),
+        "/labels/rename", tags=["Learn"], summary="Call a label otherwise", **takes(RenameAsked)
     )
     async def rename_label(request: Request, engine: Engine = picked) -> ChangedTold:
         """Renames it in all of its examples, atomically."""
         asked = parse(RenameAsked, await json_body(request))
-
-        def work(classifier: AnytimeClassifier) -> ChangedTold:
-            return _counted(engine, "renamed", classifier.rename_label(asked.old, asked.new))
-
-        return await _in_turn(engine, work)
+        return await _change(engine, "renamed", lambda to: to.rename_label(asked.old, asked.new))
 
     @router.post(
-        "/labels/merge",
-        tags=["Learn"],
-        summary="Make two labels one",
-        responses=lost,
-        openapi_extra=json_schema(MergeAsked),
+        "/labels/merge", tags=["Learn"], summary="Make two labels one", **takes(MergeAsked)
     )
     async def merge_labels(request: Request, engine: Engine = picked) -> ChangedTold:
         """Relabels all examples of `source` as `into`, atomically."""
         asked = parse(MergeAsked, await json_body(request))
+        return await _change(engine, "merged", lambda to: to.merge_labels(asked.source, asked.into))
 
-        def work(classifier: AnytimeClassifier) -> ChangedTold:
-            return _counted(engine, "merged", classifier.merge_labels(asked.source, asked.into))
-
-        return await _in_turn(engine, work)
-
-    @router.get("/choices", tags=["Know"], summary="Labels to choose from", responses=known)
+    @router.get("/choices", tags=["Know"], summary="Labels to choose from", responses=conflict)
     async def choices(engine: Engine = picked) -> ChoicesTold:
         """Offered on the page besides the learned labels; predictions do not use them."""
         return ChoicesTold(**engine.choices.told()._asdict())
@@ -204,15 +165,15 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         "/choices",
         tags=["Learn"],
         summary="Change the labels to choose from",
-        responses=problem_responses(409, 413, 415, 422),
-        openapi_extra=json_schema(ChoicesAsked),
+        **takes(ChoicesAsked),
     )
     async def choose(request: Request, engine: Engine = picked) -> ChoicesTold:
         """Stored with the memory, for all users; nothing is learned."""
         asked = parse(ChoicesAsked, await json_body(request))
-        taught = frozenset(engine.classifier.labels)
         made = await engine.answer(
-            lambda: engine.choices.change(asked.add, asked.remove, taught=taught)
+            lambda: engine.choices.change(
+                asked.add, asked.remove, taught=frozenset(engine.classifier.labels)
+            )
         )
         engine.audit.add("chose", added=len(asked.add), removed=len(asked.remove))
         engine.broadcast.send("changed", {})
@@ -223,8 +184,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         tags=["Know"],
         summary="Every label as a file",
         response_class=StreamingResponse,
-        responses=known
-        | {200: {"description": "A file", "content": {"text/csv": {}, "application/jsonl": {}}}},
+        responses=conflict | content_response("A file", "text/csv", "application/jsonl"),
     )
     async def export(
         form: Annotated[Format, Query(alias="format")] = "csv", engine: Engine = picked
@@ -263,16 +223,8 @@ def _told(engine: Engine, one: StoredExample) -> ExampleTold:
         expert: SaidTold(label=label, probability=probability)
         for expert, (label, probability) in one.says.items()
     }
-    return ExampleTold(
-        id=one.id,
-        label=one.label,
-        source=one.source,
-        time=one.time,
-        says=says,
-        suspicion=one.suspicion,
-        similarity=one.similarity,
-        thumbnail=_thumbnail(engine, one.id) is not None,
-    )
+    thumbnail = _thumbnail(engine, one.id) is not None
+    return ExampleTold(**(vars(one) | {"says": says, "thumbnail": thumbnail}))
 
 
 def _thumbnail(engine: Engine, example: int) -> bytes | None:
@@ -280,8 +232,15 @@ def _thumbnail(engine: Engine, example: int) -> bytes | None:
     return engine.classifier.thumbnail(example) or engine.recent.thumbnail(example)
 
 
-async def _in_turn(engine: Engine, work: Callable[[AnytimeClassifier], T]) -> T:
-    return await engine.in_turn(lambda: work(engine.classifier))
+async def _change(
+    engine: Engine, action: str, change: Callable[[AnytimeClassifier], int]
+) -> ChangedTold:
+    def work() -> ChangedTold:
+        examples = change(engine.classifier)
+        event = tell_change(engine, action, examples=examples)
+        return ChangedTold(examples=examples, event=event)
+
+    return await engine.in_turn(work)
 
 
 def _check_known(engine: Engine, example: int) -> None:
@@ -298,7 +257,3 @@ def tell_change(engine: Engine, action: str, **what: Any) -> int:
     engine.audit.add(action, event=event, **what)
     engine.broadcast.send("changed", {"event": event})
     return event
-
-
-def _counted(engine: Engine, action: str, examples: int) -> ChangedTold:
-    return ChangedTold(examples=examples, event=tell_change(engine, action, examples=examples))

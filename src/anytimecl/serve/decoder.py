@@ -6,6 +6,7 @@ them nor for the CPU. New labels are embedded by another `Decoder`, with a budge
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from anytimecl.serve.fair import FairQueue, Ticket
 from anytimecl.serve.problems import Busy, Problem
 from anytimecl.serve.turns import STOPPING
+from anytimecl.serve.worker import Worker
 
 T = TypeVar("T")
 NICE = 10  # for large images: about a tenth of the CPU time under contention
@@ -28,7 +30,7 @@ class _Item(NamedTuple):
     work: Callable[[], Any]
 
 
-class Decoder:
+class Decoder(Worker):
     """Runs functions, each with a cost (pixels held while it runs), in a bounded queue.
 
     >>> decoder = Decoder(budget=160, waiting=8, waiting_pixels=1000)
@@ -52,27 +54,12 @@ class Decoder:
         self._room, self._room_pixels, self._what = waiting, waiting_pixels, what
         self._queue: FairQueue[_Item] = FairQueue()
         self._held = 0
-        self._closing = False
-        self._changed = threading.Condition()
-        self._threads = [
-            threading.Thread(
-                target=self._run,
-                args=(number == 0 and threads > 1, number == 0),
-                name=f"anytimecl-{what}-{number}",
-                daemon=True,
-            )
-            for number in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        first = functools.partial(self._run, large=threads > 1, behind=True)
+        others = functools.partial(self._run, large=False, behind=False)
+        super().__init__(what, first, *[others] * (threads - 1))
 
     def __len__(self) -> int:
         return len(self._queue)
-
-    @property
-    def alive(self) -> bool:
-        """Whether all threads are running."""
-        return not self._closing and all(thread.is_alive() for thread in self._threads)
 
     def submit(
         self, ticket: Ticket, work: Sequence[tuple[int, Callable[[], T]]]
@@ -103,15 +90,7 @@ class Decoder:
             for item in self._queue.drop(ticket):
                 item.future.cancel()
 
-    def close(self) -> None:
-        """Finish the queue, then stop."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
-
-    def _run(self, large: bool, behind: bool) -> None:
+    def _run(self, *, large: bool, behind: bool) -> None:
         if behind:
             _step_back()
         while (item := self._next(large)) is not None:

@@ -52,7 +52,7 @@ class Encoder(Worker):
         self._questions: FairQueue[tuple[Future[Tensor], Tensor]] = FairQueue()
         self._lessons: FairQueue[tuple[Future[Tensor], Tensor]] = FairQueue()
         self._lanes = (self._questions, self._lessons, self._several)
-        super().__init__("encoder")
+        super().__init__("encoder", self._run)
 
     def __len__(self) -> int:
         return sum(map(len, self._lanes))

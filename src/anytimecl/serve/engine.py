@@ -8,44 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import compress
 from typing import TypeVar
 
 import torch
 
-from anytimecl.classifier import AnytimeClassifier, LabelStats
+from anytimecl.classifier import AnytimeClassifier
 from anytimecl.codec import ImageBytes
-from anytimecl.errors import AnytimeError, ImageError, LabelError
+from anytimecl.errors import ImageError
 from anytimecl.labels import clean_label, clean_labels
-from anytimecl.memory import RequestKey
 from anytimecl.prediction import Prediction
-from anytimecl.serve import tracing
 from anytimecl.serve.audit import Audit
 from anytimecl.serve.backups import Backups
 from anytimecl.serve.choices import Choices
 from anytimecl.serve.consolidating import Consolidating
 from anytimecl.serve.disk import bytes_free, why_full
 from anytimecl.serve.events import Broadcast
-from anytimecl.serve.fair import Ticket
-from anytimecl.serve.history import History, Outcome
+from anytimecl.serve.history import History
 from anytimecl.serve.intake import Intake
 from anytimecl.serve.jobs import Job
-from anytimecl.serve.lessons import Lesson, ReadyLesson, Taught, cleaned, known, request_key
 from anytimecl.serve.options import Options
 from anytimecl.serve.pending import Pending
 from anytimecl.serve.problems import Busy, Problem
-from anytimecl.serve.recent import Entry, Recent
+from anytimecl.serve.recent import Recent
 from anytimecl.serve.telling import LookedAt
 from anytimecl.serve.turns import Turns
-from anytimecl.trainer import Learned
 
 T = TypeVar("T")
-Learn = Callable[..., Learned]  # of label, candidates and key; the image is already bound
 
 
 class Engine:
@@ -64,9 +56,7 @@ class Engine:
         self.metrics = self.intake.metrics
         self.answer, self.look = self.intake.answer, self.intake.look
         self.broadcast = Broadcast(options.streams)
-        self.recent = Recent(
-            deque(classifier.memory.ids(), maxlen=options.thumbnails), options.thumbnails
-        )
+        self.recent = Recent(options.thumbnails)
         self.looked_at = LookedAt(classifier)
         path = classifier.memory.path
         self.folder = path.parent if path else None
@@ -85,6 +75,10 @@ class Engine:
 
     # Predicting
 
+    async def name(self, labels: Sequence[str]) -> None:
+        """Embed labels that are new."""
+        await self.intake.name(labels, self.classifier.settings.templates)
+
     async def predict(
         self,
         images: Sequence[bytes | ImageError],
@@ -97,7 +91,7 @@ class Engine:
         asked = None if labels is None else clean_labels(labels)
         if asked is None and not self.classifier.labels:
             raise Problem(409, "Nothing is learned yet: say which labels to choose from.")
-        await self._name(asked or ())
+        await self.name(asked or ())
         with self.intake.ticket() as ticket:
             decoded = await self.intake.decode(images, ticket)
             good = [one[0] for one in decoded if not isinstance(one, ImageError)]
@@ -113,53 +107,7 @@ class Engine:
         answers = iter(found)
         return [one if isinstance(one, ImageError) else next(answers) for one in decoded]
 
-    # Learning
-
-    async def learn(self, lesson: Lesson) -> Taught:
-        """Learn an image; durable when this returns."""
-        [taught] = await self.learn_many([lesson])
-        if isinstance(taught, Exception):
-            raise taught
-        return taught
-
-    async def learn_many(self, lessons: Sequence[Lesson]) -> list[Taught | Exception]:
-        """Learn images in order, each in its turn; a result or an error for each.
-
-        If the queue is full or the time is over, the errors of the rest ask to send them again.
-        """
-        told: dict[int, Taught | Exception] = {}
-        ready: list[tuple[int, ReadyLesson]] = []
-        with self.intake.ticket() as ticket:
-            for at, lesson in enumerate(lessons):
-                try:
-                    found = await self._prepare(lesson)
-                except (ImageError, LabelError, Problem) as error:
-                    told[at] = error
-                else:
-                    if isinstance(found, Taught):  # already learned: nothing to encode
-                        told[at] = found
-                    else:
-                        ready.append((at, found))
-            looked = await self._look([one.image for _, one in ready], ticket)
-        end = time.monotonic() + self.options.learn_seconds
-        for (at, one), seen in zip(ready, looked, strict=True):
-            told[at] = await self._learn_one(one, seen, end, begun=bool(told))
-        return [told[at] for at in range(len(lessons))]
-
-    async def learn_compressed(
-        self,
-        record: bytes,
-        fingerprint: str,
-        label: str,
-        candidates: Sequence[str] | None,
-        key: str,
-    ) -> Taught:
-        """Learn an image that was encoded elsewhere; durable when this returns."""
-        name, chosen = cleaned(label, candidates)
-        await self._name(chosen or ())
-        learn = functools.partial(self.classifier.learn_compressed, record, fingerprint=fingerprint)
-        unique = request_key(key, record, name, chosen)
-        return await self.in_turn(lambda: self._teach(learn, name, chosen, unique, None))
+    # Changing
 
     async def forget_example(self, example: int) -> int:
         """Forget an example."""
@@ -169,12 +117,7 @@ class Engine:
             with memory.reading():
                 if memory.records.find(example) is None:
                     raise Problem(404, f"There is no example {example}.")
-            count = self.classifier.forget(example_id=example)
-            self.recent.forget(example=example)
-            self.looked_at.clear()
-            self.audit.add("forgot", example=example, event=memory.last)
-            self.broadcast.send("forgotten", {"examples": count})
-            return count
+            return self._forgotten(self.classifier.forget(example_id=example), example=example)
 
         return await self.in_turn(forget)
 
@@ -185,12 +128,7 @@ class Engine:
         def forget() -> int:
             if not (count := self.classifier.forget(label=name)):
                 raise Problem(404, f"There is no example of {name!r}.")
-            self.recent.forget(label=name)
-            self.looked_at.clear()
-            event = self.classifier.memory.last  # the memory's journal has their numbers
-            self.audit.add("forgot", examples=count, event=event)
-            self.broadcast.send("forgotten", {"examples": count})
-            return count
+            return self._forgotten(count, examples=count)
 
         return await self.in_turn(forget)
 
@@ -218,15 +156,11 @@ class Engine:
         """Start a job, and return at once. It is restarted after a stop or a crash."""
         return self._consolidating.begin(epochs)
 
-    def cancel(self, identity: str) -> Job | None:
+    def cancel(self, job: Job) -> None:
         """Cancel a job that has not ended; the model stays as it was before the job."""
-        return self._consolidating.cancel(identity)
+        self._consolidating.cancel(job)
 
     # Status
-
-    def stats(self) -> dict[str, LabelStats]:
-        """Statistics of each label."""
-        return self.classifier.stats()
 
     @property
     def keeps_images(self) -> bool:
@@ -238,8 +172,11 @@ class Engine:
         path = self.classifier.memory.path
         if path is None:
             return 0
-        files = (path, path.with_name(path.name + "-wal"))
-        return sum(file.stat().st_size for file in files if file.exists())
+        size = 0
+        for file in (path, path.with_name(path.name + "-wal")):
+            with suppress(FileNotFoundError):  # the second comes and goes
+                size += file.stat().st_size
+        return size
 
     @property
     def ready(self) -> bool:
@@ -278,96 +215,16 @@ class Engine:
         if self._owns_intake:
             self.intake.close()
         self.turns.close()
-        self.history.close()
-        self.audit.close()
         self.classifier.close()
 
     # Private
 
-    async def _name(self, labels: Sequence[str]) -> None:
-        await self.intake.name(labels, self.classifier.settings.templates)
-
-    async def _prepare(self, lesson: Lesson) -> ReadyLesson | Taught:
-        """Validate a request; returns the earlier result if its key was used before."""
-        if isinstance(lesson.image, ImageError):
-            raise lesson.image
-        name, chosen = cleaned(lesson.label, lesson.candidates)
-        content = lesson.image if lesson.content is None else lesson.content
-        key = await self.answer(functools.partial(request_key, lesson.key, content, name, chosen))
-        taught = await self.answer(functools.partial(known, self.classifier.memory, key, name))
-        if taught is not None:
-            return taught
-        await self._name(chosen or ())
-        return ReadyLesson(lesson.image, name, chosen, key, lesson.source)
-
-    async def _look(
-        self, images: Sequence[bytes], ticket: Ticket
-    ) -> list[tuple[Learn, bytes | None] | ImageError]:
-        """For each image, the function that learns it and its thumbnail."""
-        if not images:
-            return []
-        decoded = await self.intake.decode(images, ticket, thumbnail=True)
-        good = [one[0] for one in decoded if not isinstance(one, ImageError)]
-        # A codec that stores images encodes them itself.
-        plain = self.keeps_images or not good
-        tokens = iter([] if plain else await self.intake.encode(good, ticket, lesson=True))
-        looked: list[tuple[Learn, bytes | None] | ImageError] = []
-        for image, one in zip(images, decoded, strict=True):
-            if isinstance(one, ImageError):
-                looked.append(one)
-            elif self.keeps_images:
-                looked.append((functools.partial(self.classifier.learn_one, image), one[1]))
-            else:
-                learn = functools.partial(self.classifier.learn_tokens, next(tokens))
-                looked.append((learn, one[1]))
-        return looked
-
-    async def _learn_one(
-        self,
-        one: ReadyLesson,
-        seen: tuple[Learn, bytes | None] | ImageError,
-        end: float,
-        *,
-        begun: bool,
-    ) -> Taught | Exception:
-        """Learn in its turn, unless those before it have used up the time."""
-        if isinstance(seen, ImageError):
-            return seen
-        learn, thumbnail = seen
-        learn = functools.partial(learn, source=one.source)
-        if not self.keeps_images:  # else the memory makes the thumbnail
-            learn = functools.partial(learn, thumbnail=thumbnail)
-        if begun and time.monotonic() > end:
-            return Busy("The lessons before it took too long; send it again.", 1)
-        try:
-            return await self.in_turn(
-                lambda: self._teach(learn, one.label, one.candidates, one.key, thumbnail)
-            )
-        except (Problem, AnytimeError) as error:
-            return error
-
-    def _teach(
-        self,
-        learn: Learn,
-        label: str,
-        candidates: Sequence[str] | None,
-        key: RequestKey | None,
-        thumbnail: bytes | None,
-    ) -> Taught:
-        if (taught := known(self.classifier.memory, key, label)) is not None:
-            return taught
-        began = time.monotonic()
-        before = self.classifier.memory.last
-        with tracing.span("learn"):
-            learned = learn(label, candidates=candidates, key=key)
-        event = self.classifier.memory.last
-        if event == before:  # already learned with this label
-            return Taught(learned.id, label, repeated=True, outcome=None)
-        self.metrics.learn.observe(time.monotonic() - began)
-        self.metrics.steps.inc()
-        outcome = Outcome(*learned[:4])
-        self.history.add(outcome)
-        self.recent.add(Entry(learned.id, label, thumbnail))
-        self.audit.add("learned", example=learned.id)
-        self.broadcast.send("learned", {"id": learned.id, "label": label})
-        return Taught(learned.id, label, False, outcome, learned.replaced, event)
+    def _forgotten(self, count: int, **what: int) -> int:
+        """Drop what RAM has of forgotten examples, and tell of it."""
+        memory = self.classifier.memory
+        with memory.reading():
+            self.recent.keep(lambda example: memory.records.find(example) is not None)
+        self.looked_at.clear()
+        self.audit.add("forgot", **what, event=memory.last)  # the journal has their numbers
+        self.broadcast.send("forgotten", {"examples": count})
+        return count

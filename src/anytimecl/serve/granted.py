@@ -9,34 +9,26 @@ import hashlib
 import json
 import secrets
 import threading
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from anytimecl.errors import AnytimeError, StoreError
 from anytimecl.files import replacing
+from anytimecl.serve.rights import Grant
 
 FILE = "granted.json"
 VERSION = 1
-
-
-@dataclass(frozen=True)
-class GrantedToken:
-    """A stored token."""
-
-    name: str
-    digest: bytes
-    right: Literal["read", "write", "admin"]
-    memories: frozenset[str] | None  # None: all
+Tokens = tuple[tuple[bytes, Grant], ...]  # with their digests
 
 
 class Granted:
     """Tokens granted and not revoked; without a folder, in RAM only.
 
     >>> granted = Granted(None)
-    >>> token = granted.add("camera", "write", ["cats"])
-    >>> [one.name for one in granted]
+    >>> token = granted.add(Grant("camera", "write", frozenset({"cats"})))
+    >>> [one.name for _, one in granted]
     ['camera']
     >>> granted.revoke("camera")
     True
@@ -47,32 +39,27 @@ class Granted:
         self._lock = threading.Lock()
         self._tokens = _read(self._path)
 
-    def __iter__(self) -> Iterator[GrantedToken]:
+    def __iter__(self) -> Iterator[tuple[bytes, Grant]]:
+        """Each token's digest, and what it permits."""
         return iter(self._tokens)
 
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def add(
-        self,
-        name: str,
-        right: Literal["read", "write", "admin"],
-        memories: Collection[str] | None,
-    ) -> str | None:
+    def add(self, grant: Grant) -> str | None:
         """Create a token, which cannot be read later; None if the name is taken."""
         token = secrets.token_hex(24)
         digest = hashlib.sha256(token.encode()).digest()
-        chosen = None if memories is None else frozenset(memories)
         with self._lock:
-            if any(one.name == name for one in self._tokens):
+            if any(one.name == grant.name for _, one in self._tokens):
                 return None
-            self._write((*self._tokens, GrantedToken(name, digest, right, chosen)))
+            self._write((*self._tokens, (digest, grant)))
         return token
 
     def revoke(self, name: str) -> bool:
         """Revoke a token; returns whether it existed."""
         with self._lock:
-            left = tuple(one for one in self._tokens if one.name != name)
+            left = tuple(one for one in self._tokens if one[1].name != name)
             found = len(left) < len(self._tokens)
             if found:
                 self._write(left)
@@ -82,15 +69,15 @@ class Granted:
         """Revoke access to a deleted memory, so that a new one of its name is not accessible."""
         with self._lock:
             left = [
-                replace(one, memories=one.memories - {memory}) if one.memories else one
-                for one in self._tokens
+                (digest, replace(one, memories=one.memories - {memory}) if one.memories else one)
+                for digest, one in self._tokens
             ]
-            self._write(tuple(one for one in left if one.memories is None or one.memories))
+            self._write(tuple(one for one in left if one[1].memories != frozenset()))
 
-    def _write(self, tokens: tuple[GrantedToken, ...]) -> None:
+    def _write(self, tokens: Tokens) -> None:
         """To disk first, so that a revoked token stays revoked after a crash."""
         if self._path is not None and tokens != self._tokens:
-            content = {"version": VERSION, "tokens": [_plain(one) for one in tokens]}
+            content = {"version": VERSION, "tokens": [_plain(*one) for one in tokens]}
             try:
                 with replacing(self._path) as draft:
                     draft.touch(mode=0o600)
@@ -100,16 +87,16 @@ class Granted:
         self._tokens = tokens
 
 
-def _plain(one: GrantedToken) -> dict[str, Any]:
+def _plain(digest: bytes, one: Grant) -> dict[str, Any]:
     return {
         "name": one.name,
-        "sha256": one.digest.hex(),
+        "sha256": digest.hex(),
         "right": one.right,
         "memories": None if one.memories is None else sorted(one.memories),
     }
 
 
-def _read(path: Path | None) -> tuple[GrantedToken, ...]:
+def _read(path: Path | None) -> Tokens:
     if path is None or not path.exists():
         return ()
     try:
@@ -117,12 +104,7 @@ def _read(path: Path | None) -> tuple[GrantedToken, ...]:
         if content["version"] != VERSION:
             raise ValueError(f"its version is {content['version']}, and {VERSION} is known")
         return tuple(
-            GrantedToken(
-                one["name"],
-                bytes.fromhex(one["sha256"]),
-                one["right"],
-                None if one["memories"] is None else frozenset(one["memories"]),
-            )
+            (bytes.fromhex(one["sha256"]), Grant(one["name"], one["right"], _set(one["memories"])))
             for one in content["tokens"]
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -130,3 +112,7 @@ def _read(path: Path | None) -> tuple[GrantedToken, ...]:
             f"The granted tokens in {path} cannot be read: {error!r}. Move the file away to start "
             "without them, and grant them anew."
         ) from error
+
+
+def _set(memories: list[str] | None) -> frozenset[str] | None:
+    return None if memories is None else frozenset(memories)

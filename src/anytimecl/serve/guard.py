@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import ipaddress
 import logging
 import re
 import secrets
 import time
-from collections import Counter
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
@@ -20,19 +17,21 @@ from anytimecl.serve import tracing
 from anytimecl.serve.access import HEALTH, OPEN, PAGE, SAFE, Need, needed
 from anytimecl.serve.asking import ASKER, Asker
 from anytimecl.serve.assets import ASSETS
+from anytimecl.serve.bodies import Body, Uploads
 from anytimecl.serve.logs import access
 from anytimecl.serve.metrics import REFUSALS, Metrics
 from anytimecl.serve.options import Options
+from anytimecl.serve.origins import check_host, check_origin
 from anytimecl.serve.problems import Busy, Problem, respond
 from anytimecl.serve.rates import Rates
-from anytimecl.serve.tokens import EVERYTHING, AccessTokens, Grant, name_of
+from anytimecl.serve.rights import EVERYTHING, Grant
+from anytimecl.serve.tokens import AccessTokens, name_of
 
 log = logging.getLogger("anytimecl.serve")
 NOBODY = Grant("", "read", frozenset())
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")  # accepted from clients
 ELSEWHERE = frozenset({"cross-site", "same-site"})  # values of Sec-Fetch-Site
 LEAVING = 0.05  # seconds for requests to end whose connections were closed to make room
-SMALL = 16  # uploads below 1 / SMALL of the largest allowed are small
 GONE = 499  # logged status if the client disconnected before the response
 METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})
 
@@ -70,7 +69,7 @@ class Guard:
         self._options = options
         self._metrics = metrics
         self._rates = Rates(options.per_second, options.burst)
-        self._uploading: Counter[str] = Counter()  # bytes of current requests, by client
+        self._uploads = Uploads(options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry point."""
@@ -79,7 +78,7 @@ class Guard:
                 await self.app(scope, receive, send)
             return
         answer = _Answer(scope, send)
-        body = _Body(self, receive)
+        body = Body(self._uploads, receive)
         try:
             self._under_way += 1
             ASKER.set(Asker(request=answer.identity))
@@ -104,10 +103,10 @@ class Guard:
                 await respond(told)(scope, receive, answer.send)
         finally:
             self._under_way -= 1
-            self.give_back(body.client, body.size)
+            body.give_back()
             self._count(scope, answer)
 
-    async def _traced(self, scope: Scope, body: _Body, answer: _Answer) -> None:
+    async def _traced(self, scope: Scope, body: Body, answer: _Answer) -> None:
         if not tracing.on():
             await self._pass_on(scope, body, answer)
             return
@@ -121,7 +120,7 @@ class Guard:
                 span.set_attribute("http.route", route)
                 span.set_attribute("http.response.status_code", answer.status)
 
-    async def _pass_on(self, scope: Scope, body: _Body, answer: _Answer) -> None:
+    async def _pass_on(self, scope: Scope, body: Body, answer: _Answer) -> None:
         """Call the app; cancel it if the client disconnects.
 
         HEAD is answered like GET, without the body.
@@ -182,9 +181,9 @@ class Guard:
             if path not in ASSETS and (wait := self._rates.wait(client)):
                 raise Busy("You ask too often; ask again later.", wait)
         if not self._tokens:
-            _check_host(headers.get("host", ""))
+            check_host(headers.get("host", ""))
         if method not in SAFE:
-            _check_origin(headers)
+            check_origin(headers)
         if path not in OPEN and headers.get("sec-fetch-site") in ELSEWHERE:
             raise Problem(403, "Requests from pages of other origins are refused.")
         need = needed(method, path)
@@ -209,81 +208,7 @@ class Guard:
         if not grant.includes(need.right):
             raise Problem(403, f"This token may only {grant.right}; it takes one that may do more.")
         if need.right != "read" and self._read_only and method not in SAFE:
-            raise Problem(403, "This service only reads: nothing can be taught or changed here.")
-
-    def take(self, client: str, count: int, size: int) -> None:
-        """Count received bytes of an upload with `size` bytes so far; raises Busy beyond the limit.
-
-        The last quarter is reserved for small uploads, and the last eighth for clients with little:
-        slow, large uploads do not block the others.
-        """
-        self._uploading[client] += count
-        room, taken = self._options.uploads_bytes, self._uploading.total()
-        crowded = size > self._options.upload_bytes // SMALL and taken > room * 3 // 4
-        greedy = self._uploading[client] > room * 7 // 8
-        if taken > room or crowded or greedy:
-            raise Busy("Too much is being uploaded at once; ask again later.", 2)
-
-    def give_back(self, client: str, size: int) -> None:
-        """Subtract `size` bytes of a finished upload."""
-        self._uploading[client] -= size
-        if not self._uploading[client]:
-            del self._uploading[client]
-
-    @property
-    def options(self) -> Options:
-        """The service's limits."""
-        return self._options
-
-
-class _Body:
-    """The body of a request, limited in size and time."""
-
-    def __init__(self, guard: Guard, receive: Receive) -> None:
-        self._guard, self._receive = guard, receive
-        self._deadline = time.monotonic() + guard.options.upload_seconds
-        self._complete = asyncio.Event()
-        self.client = ""
-        self.size = 0
-
-    async def gone(self) -> None:
-        """Returns when the client disconnects after sending the whole body."""
-        await self._complete.wait()
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-
-    def expect(self, length: str | None) -> None:
-        """Reject a body by its Content-Length."""
-        if length is not None and length.isdecimal():
-            self._check(int(length))
-
-    async def receive(self) -> Message:
-        """ASGI receive."""
-        if self._complete.is_set():  # only a disconnect can follow
-            return await self._receive()
-        try:
-            left = self._deadline - time.monotonic()
-            message = await asyncio.wait_for(self._receive(), max(left, 0.001))
-        except TimeoutError:
-            raise Problem(408, "The request did not arrive in time.", connection="close") from None
-        if message["type"] == "http.request":
-            size = len(message.get("body", b""))
-            self.size += size
-            try:
-                self._guard.take(self.client, size, self.size)
-            except Busy:  # at once, else a concurrent upload is rejected because of it
-                self._guard.give_back(self.client, self.size)
-                self.size = 0
-                raise
-            self._check(self.size)
-            if not message.get("more_body", False):
-                self._complete.set()
-        return message
-
-    def _check(self, size: int) -> None:
-        most = self._guard.options.upload_bytes
-        if size > most:
-            raise Problem(413, f"A request has at most {most:,} bytes.", connection="close")
+            raise Problem(403, "This service only reads: nothing can be learned or changed here.")
 
 
 class _Answer:
@@ -316,37 +241,3 @@ class _Answer:
     async def end(self) -> None:
         """Send the end of the body."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _check_host(host: str) -> None:
-    """Without tokens, only requests to a loopback host name are allowed.
-
-    This prevents DNS rebinding, where another site's name resolves to this machine.
-    """
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:  # malformed
-        name = ""
-    if not is_loopback(name):
-        raise Problem(403, "Without tokens the service answers to localhost alone.")
-
-
-def _check_origin(headers: Headers) -> None:
-    """Reject changes from pages of other origins, even if the browser would send them."""
-    origin = headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != headers.get("host", ""):
-        raise Problem(403, "Requests from pages of other origins are refused.")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address is this machine's own.
-
-    >>> is_loopback("localhost"), is_loopback("::1"), is_loopback("0.0.0.0")
-    (True, True, False)
-    """
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

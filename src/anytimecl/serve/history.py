@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from anytimecl.files import replacing
 
@@ -42,27 +42,25 @@ class History:
     def __init__(self, folder: Path | None, *, keep: bool = True) -> None:
         self._latest: deque[Outcome] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
-        self._file: IO[str] | None = None
+        self._path: Path | None = None  # of the file, while it can be written
         if folder is not None:
             with suppress(OSError):  # the service works without the chart
                 self._latest.extend(_read(folder / FILE))
                 if keep:
                     _rewrite(folder / FILE, list(self._latest))
-                    self._file = (folder / FILE).open("a", encoding="ascii")
+                    self._path = folder / FILE
 
     def add(self, outcome: Outcome) -> None:
         """Append an outcome."""
         with self._lock:
             self._latest.append(outcome)
-            if self._file is not None:
+            if self._path is not None:
                 try:
-                    self._file.write(_line(outcome))
-                    self._file.flush()
+                    with self._path.open("a", encoding="ascii") as file:
+                        file.write(_line(outcome))
                 except OSError as error:
                     log.warning("the chart is no longer kept on disk: %s", error)
-                    with suppress(OSError):
-                        self._file.close()
-                    self._file = None
+                    self._path = None
 
     def latest(self, count: int = KEPT) -> list[Outcome]:
         """The latest outcomes, oldest first."""
@@ -78,14 +76,6 @@ class History:
             sum(item[place] for item in last) / len(last) for place in (1, 2, 3)
         )
         return right, tuned, original
-
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            if self._file is not None:
-                with suppress(OSError):
-                    self._file.close()
-                self._file = None
 
 
 def _line(outcome: Outcome) -> str:

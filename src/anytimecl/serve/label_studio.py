@@ -25,6 +25,7 @@ from anytimecl.prediction import Prediction
 from anytimecl.serve.curated import RelabelTold
 from anytimecl.serve.curation import tell_change
 from anytimecl.serve.engine import Engine
+from anytimecl.serve.learning import learn_one
 from anytimecl.serve.lessons import Lesson
 from anytimecl.serve.problems import Problem
 from anytimecl.serve.schemas import IMAGES, LABELS, problem_responses
@@ -151,7 +152,7 @@ def make_router(engine: Engine, studio: LabelStudio) -> APIRouter:
             content=b"",  # the picture at this address may have changed
             source=_source(annotation, address),
         )
-        done = await engine.learn(lesson)
+        done = await learn_one(engine, lesson)
         return WebhookTold(
             learned=[LearnedTold(id=done.id, label=done.label, repeated=done.repeated)]
         )
@@ -196,9 +197,7 @@ async def _relabel(engine: Engine, examples: Sequence[int], label: str) -> list[
             done = engine.classifier.relabel(example, label)
             if done.before != done.label:
                 event = tell_change(engine, "relabelled", example=example)
-                changed.append(
-                    RelabelTold(id=done.id, label=done.label, before=done.before, event=event)
-                )
+                changed.append(RelabelTold(**done._asdict(), event=event))
         return changed
 
     return await engine.in_turn(relabel)

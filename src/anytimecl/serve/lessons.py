@@ -83,6 +83,6 @@ def known(memory: Store, key: RequestKey | None, label: str) -> Taught | None:
         raise Problem(
             409,
             f"The idempotency key was used before, with other content, for example "
-            f"{used.example}: choose a new key for a new lesson.",
+            f"{used.example}: choose a new key for a new example.",
         )
     return None if example is None else Taught(example, label, repeated=True, outcome=None)

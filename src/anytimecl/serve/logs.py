@@ -33,7 +33,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "message": record.getMessage(),
         }
-        if request := getattr(record, "request", "") or ASKER.get().request:
+        if request := _request(record):
             told["request"] = request
         told.update(getattr(record, "fields", {}))
         if record.exc_info:
@@ -49,12 +49,16 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Override of logging's."""
-        request = getattr(record, "request", "") or ASKER.get().request
-        fields = getattr(record, "fields", {})
-        words = [f"{name}={value}" for name, value in fields.items()]
+        told = dict(getattr(record, "fields", {}))
+        if request := _request(record):
+            told["request"] = request
         line, *rest = super().format(record).split("\n")
-        more = " ".join([line, *words, *([f"request={request}"] if request else [])])
+        more = " ".join([line, *(f"{name}={value}" for name, value in told.items())])
         return "\n".join([more, *rest])
+
+
+def _request(record: logging.LogRecord) -> str:
+    return str(getattr(record, "request", "") or ASKER.get().request)
 
 
 def set_up(kind: Format, *, access_log: bool) -> None:

@@ -158,9 +158,9 @@ class Memories:
         self.stop_soon()
         for slot in list(self._slots.values()):
             await asyncio.wait([slot.opening])
-        engines = [engine for name, engine in self.opened().items() if name != DEFAULT]
-        for engine in engines:
-            await asyncio.to_thread(engine.close)
+        for name in self.opened():
+            if name != DEFAULT:
+                await self._let_go(name)
         if self._closing:
             await asyncio.wait(self._closing.values())
         self._slots.clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -39,38 +41,29 @@ class Metrics:
             buckets=SECONDS, registry=registry,
         )  # fmt: skip
         self.learn = Histogram(
-            "anytimecl_learn_seconds", "One lesson, from its turn to its being durable.",
+            "anytimecl_learn_seconds", "One example, from its turn until it is durable.",
             buckets=SECONDS, registry=registry,
         )  # fmt: skip
-        self.steps = Counter("anytimecl_steps_total", "Lessons of this process.", registry=registry)
-        self._queue = Gauge(
-            "anytimecl_queue",
-            "What waits: images to be decoded, images, and changes.",
-            ("of",),
-            registry=registry,
+        self.steps = Counter(
+            "anytimecl_steps_total", "Examples learned by this process.", registry=registry
         )
-        self._examples = Gauge(
-            "anytimecl_examples", "Examples stored.", ("memory",), registry=registry
+        gauge = functools.partial(Gauge, registry=registry)
+        self._queue = gauge(
+            "anytimecl_queue", "What waits: images to be decoded, images, and changes.", ("of",)
         )
-        self._labels = Gauge(
-            "anytimecl_labels", "Labels with an example.", ("memory",), registry=registry
-        )
-        self._disk = Gauge(
-            "anytimecl_memory_bytes", "The memory on disk.", ("memory",), registry=registry
-        )
-        self._free = Gauge(
-            "anytimecl_disk_free_bytes", "Left on the memory's disk.", registry=registry
-        )
-        self._resident = Gauge(
-            "anytimecl_resident_bytes", "RAM of this process.", registry=registry
-        )
-        self._accuracy = Gauge(
+        self._examples = gauge("anytimecl_examples", "Examples stored.", ("memory",))
+        self._labels = gauge("anytimecl_labels", "Labels with an example.", ("memory",))
+        self._disk = gauge("anytimecl_memory_bytes", "The memory on disk.", ("memory",))
+        self._free = gauge("anytimecl_disk_free_bytes", "Left on the memory's disk.")
+        self._resident = gauge("anytimecl_resident_bytes", "RAM of this process.")
+        self._accuracy = gauge(
             "anytimecl_accuracy_before_update",
-            "Share of the latest lessons that each model had right before it learned them.",
-            ("memory", "model"), registry=registry,
-        )  # fmt: skip
-        self._open = Gauge("anytimecl_open_memories", "Memories in RAM.", registry=registry)
-        self._listeners = Gauge("anytimecl_listeners", "Pages that listen.", registry=registry)
+            "Share of the latest examples that each model had right before it learned them.",
+            ("memory", "model"),
+        )
+        self._open = gauge("anytimecl_open_memories", "Memories in RAM.")
+        self._listeners = gauge("anytimecl_listeners", "Pages that listen.")
+        self._telling = threading.Lock()  # one scrape at a time: gauges are cleared in between
 
     def observe_batch(self, images: int, seconds: float) -> None:
         """Record a batch of the trunk."""
@@ -79,21 +72,22 @@ class Metrics:
 
     def text(self, opened: Mapping[str, Engine]) -> bytes:
         """The current metrics as text; gauges of a memory only while it is open."""
-        intake = next(iter(opened.values())).intake
-        self._queue.labels("decoding").set(len(intake.decoder))
-        self._queue.labels("images").set(len(intake.encoder))
-        self._queue.labels("changes").set(max(len(engine.turns) for engine in opened.values()))
-        self._listeners.set(sum(len(engine.broadcast) for engine in opened.values()))
-        self._resident.set(resident_bytes())
-        self._open.set(len(opened))
-        for gauge in (self._examples, self._labels, self._disk, self._accuracy):
-            gauge.clear()  # drops memories that were closed
-        for name, engine in opened.items():
-            self._tell(name, engine)
-        free = [engine.disk_free() for engine in opened.values()]
-        if known := [each for each in free if each is not None]:
-            self._free.set(min(known))
-        return generate_latest(self.registry)
+        with self._telling:
+            intake = next(iter(opened.values())).intake
+            self._queue.labels("decoding").set(len(intake.decoder))
+            self._queue.labels("images").set(len(intake.encoder))
+            self._queue.labels("changes").set(max(len(engine.turns) for engine in opened.values()))
+            self._listeners.set(sum(len(engine.broadcast) for engine in opened.values()))
+            self._resident.set(resident_bytes())
+            self._open.set(len(opened))
+            for gauge in (self._examples, self._labels, self._disk, self._accuracy):
+                gauge.clear()  # drops memories that were closed
+            for name, engine in opened.items():
+                self._tell(name, engine)
+            free = [engine.disk_free() for engine in opened.values()]
+            if known := [each for each in free if each is not None]:
+                self._free.set(min(known))
+            return generate_latest(self.registry)
 
     def _tell(self, name: str, engine: Engine) -> None:
         self._examples.labels(name).set(len(engine.classifier))

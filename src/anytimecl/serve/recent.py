@@ -1,60 +1,44 @@
-"""The latest examples, with thumbnails of those learned in this process.
+"""Thumbnails of the latest examples learned in this process, for a memory that stores none.
 
-Used if the memory stores no thumbnails. They are in RAM only, and deleted with their examples.
+They are in RAM only, and deleted with their examples.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
-from typing import NamedTuple
-
-
-class Entry(NamedTuple):
-    """An example in the page's gallery."""
-
-    id: int
-    label: str
-    thumbnail: bytes | None
+from collections.abc import Callable
 
 
 class Recent:
-    """A bounded list of examples.
+    """A bounded number of thumbnails (WebP), by example.
 
-    >>> recent = Recent([(1, "cat"), (2, "dog")], most=1)
-    >>> [entry.label for entry in recent.entries()]
-    ['dog']
+    >>> recent = Recent(most=1)
+    >>> recent.add(1, b"one")
+    >>> recent.add(2, b"two")
+    >>> recent.thumbnail(1), recent.thumbnail(2)
+    (None, b'two')
     """
 
-    def __init__(self, stored: Iterable[tuple[int, str]], most: int) -> None:
+    def __init__(self, most: int) -> None:
         self._most = most
-        self._entries: OrderedDict[int, Entry] = OrderedDict()
+        self._thumbnails: OrderedDict[int, bytes] = OrderedDict()
         self._lock = threading.Lock()
-        for example, label in stored:
-            self.add(Entry(example, label, None))
 
-    def add(self, entry: Entry) -> None:
-        """Add an example."""
+    def add(self, example: int, thumbnail: bytes) -> None:
+        """Add the thumbnail of an example."""
         with self._lock:
-            self._entries[entry.id] = entry
-            while len(self._entries) > self._most:
-                self._entries.popitem(last=False)
+            self._thumbnails[example] = thumbnail
+            while len(self._thumbnails) > self._most:
+                self._thumbnails.popitem(last=False)
 
-    def forget(self, *, example: int | None = None, label: str | None = None) -> None:
-        """Remove an example, or all of a label."""
+    def keep(self, stored: Callable[[int], bool]) -> None:
+        """Drop those of examples that are not stored any more."""
         with self._lock:
-            for entry in list(self._entries.values()):
-                if entry.id == example or entry.label == label:
-                    del self._entries[entry.id]
-
-    def entries(self, count: int | None = None) -> list[Entry]:
-        """Entries, newest first."""
-        with self._lock:
-            return list(reversed(self._entries.values()))[:count]
+            for example in [one for one in self._thumbnails if not stored(one)]:
+                del self._thumbnails[example]
 
     def thumbnail(self, example: int) -> bytes | None:
-        """The thumbnail (WebP), or None."""
+        """The thumbnail, or None."""
         with self._lock:
-            entry = self._entries.get(example)
-            return entry.thumbnail if entry else None
+            return self._thumbnails.get(example)

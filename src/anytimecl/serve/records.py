@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from anytimecl.errors import LabelError
 from anytimecl.recording import RecordError
 from anytimecl.serve.engine import Engine
+from anytimecl.serve.learning import learn_compressed
 from anytimecl.serve.problems import Problem
-from anytimecl.serve.schemas import LABELS, Asked, ItemLabel, ItemLabels
+from anytimecl.serve.schemas import CANDIDATES, Asked, ItemLabel, ItemLabels, ItemState, example
 
 RECORDS = 64  # per request
 KEY = 200  # characters
-EXAMPLE = {
+EXAMPLE: dict[str, JsonValue] = {
     "fingerprint": "0123456789abcdef",
     "codec": "attention-pca",
     "examples": [{"key": "edge-7-1", "label": "tabby cat", "record": "AQjFAAADAAAA"}],
@@ -29,7 +30,7 @@ class RecordAsked(Asked):
     model_config = ConfigDict(val_json_bytes="base64")
 
     key: str = Field(
-        min_length=1, max_length=KEY, description="A retry with the same key teaches once."
+        min_length=1, max_length=KEY, description="A retry with the same key is learned once."
     )
     label: ItemLabel
     record: bytes = Field(
@@ -37,14 +38,13 @@ class RecordAsked(Asked):
         description="What the codec made of the image, in base64.",
         json_schema_extra={"format": "byte"},
     )
-    candidates: ItemLabels | None = Field(
-        default=None, min_length=1, max_length=LABELS,
-        description="Candidate labels, its own included; by default every label learned.",
-    )  # fmt: skip
+    candidates: ItemLabels | None = CANDIDATES
 
 
 class RecordsAsked(Asked):
     """A batch of one model and one codec; GET /v1/stats has those of this memory."""
+
+    model_config = example(EXAMPLE)
 
     fingerprint: Name = Field(
         description="Of the model that encoded the images.",
@@ -60,10 +60,7 @@ class RecordTold(BaseModel):
     """Result of one example."""
 
     key: str
-    state: Literal["learned", "repeated", "refused", "later"] = Field(
-        description="`repeated`: the key was known, nothing was learned again. `refused`: it will "
-        "never be taken. `later`: it was not taken on; send it again."
-    )
+    state: ItemState
     id: int | None
     detail: str | None = Field(description="Why it was refused.")
 
@@ -102,12 +99,12 @@ async def learn(engine: Engine, asked: RecordsAsked) -> RecordsTold:
 
 async def _learn_one(engine: Engine, fingerprint: str, one: RecordAsked) -> RecordTold:
     try:
-        taught = await engine.learn_compressed(
-            one.record, fingerprint, one.label, one.candidates, one.key
+        taught = await learn_compressed(
+            engine, one.record, fingerprint, one.label, one.candidates, one.key
         )
     except (RecordError, LabelError) as error:
         return _refused(one, error)
-    state: Literal["learned", "repeated"] = "repeated" if taught.repeated else "learned"
+    state: ItemState = "repeated" if taught.repeated else "learned"
     return RecordTold(key=one.key, state=state, id=taught.id, detail=None)
 
 
@@ -137,11 +134,3 @@ def _check_same(engine: Engine, asked: RecordsAsked) -> None:
             f"This memory takes records of the codec {codec!r} alone: compress the images again "
             "with that one.",
         )
-
-
-def body_schema() -> dict[str, Any]:
-    """Request body for OpenAPI, with the model of an example inlined."""
-    plain = RecordsAsked.model_json_schema()
-    plain["properties"]["examples"]["items"] = plain.pop("$defs")["RecordAsked"]
-    content = {"application/json": {"schema": plain, "example": EXAMPLE}}
-    return {"requestBody": {"required": True, "content": content}}

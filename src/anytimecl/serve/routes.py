@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from anytimecl.errors import ImageError
-from anytimecl.serve import job_routes, records
+from anytimecl.serve import job_routes, learning, records
 from anytimecl.serve.answers import (
     batch_told,
     labels_told,
@@ -38,17 +38,11 @@ from anytimecl.serve.schemas import (
     PredictAsked,
     PredictTold,
     StatsTold,
+    content_response,
     problem_responses,
 )
 from anytimecl.serve.telling import key_of
-from anytimecl.serve.uploads import (
-    base64_or_error,
-    batch_schema,
-    body_schema,
-    json_body,
-    parse,
-    read,
-)
+from anytimecl.serve.uploads import base64_or_error, json_body, parse, read, takes
 
 Pick = Callable[..., AsyncIterator[Engine]]
 ExampleId = Annotated[int, Path(ge=1, le=2**63 - 1)]
@@ -57,7 +51,7 @@ Key = Annotated[
     Header(
         alias="Idempotency-Key",
         pattern=KEY,
-        description="A retry with the same key teaches once, for ever. With other content: 409.",
+        description="A retry with the same key is learned once, for ever. With other content: 409.",
     ),
 ]
 
@@ -70,24 +64,29 @@ async def check_query(request: Request) -> None:
             raise Problem(422, f"There is no parameter {name[:60]!r}.")
 
 
+def new_router(prefix: str) -> APIRouter:
+    """A router whose routes reject what they do not know, and say so in their description."""
+    told = problem_responses(422)
+    return APIRouter(prefix=prefix, dependencies=[Depends(check_query)], responses=told)
+
+
 def make_router(prefix: str, pick: Pick) -> APIRouter:
     """Routes of a memory; `pick` is the dependency that finds the memory."""
-    router = APIRouter(prefix=prefix, dependencies=[Depends(check_query)])
+    router = new_router(prefix)
     picked = Depends(pick)
 
     @router.post(
         "/predict",
         tags=["Predict"],
         summary="Classify images",
-        responses=problem_responses(409, 413, 415, 422),
-        openapi_extra=dict(body_schema(PredictAsked, "images", many=True)),
+        **takes(PredictAsked, "images"),
     )
     async def predict(request: Request, engine: Engine = picked) -> PredictTold:
         """Predicts one of the given labels, or of all learned ones.
 
         An image that cannot be read gets an error; the others are predicted.
         """
-        asked, images = await read(request, PredictAsked, "images", frozenset({"labels"}))
+        asked, images = await read(request, PredictAsked, "images")
         found = await engine.predict(images, asked.labels, asked.threshold, remember=asked.remember)
         errors = [
             ImageRefused(index=index, detail=str(one))
@@ -108,22 +107,19 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         "/learn",
         tags=["Learn"],
         summary="Learn one labelled image",
-        responses=problem_responses(409, 413, 415, 422),
-        openapi_extra=dict(body_schema(LearnAsked, "image", many=False)),
+        **takes(LearnAsked, "image"),
     )
     async def learn(request: Request, key: Key = None, engine: Engine = picked) -> LearnTold:
         """The example is durable when the response arrives. The label may be new."""
-        asked, [image] = await read(request, LearnAsked, "image", frozenset({"candidates"}))
+        asked, [image] = await read(request, LearnAsked, "image")
         lesson = Lesson(image, asked.label, asked.candidates, key, source=asked.source)
-        taught = await engine.learn(lesson)
-        return learned_told(taught)
+        return learned_told(await learning.learn_one(engine, lesson))
 
     @router.post(
         "/learn/batch",
         tags=["Learn"],
         summary="Learn several labelled images",
-        responses=problem_responses(409, 413, 415, 422),
-        openapi_extra=batch_schema(),
+        **takes(LearnBatchAsked),
     )
     async def learn_batch(request: Request, engine: Engine = picked) -> LearnBatchTold:
         """In order, with a result for each image. `learned` examples are durable."""
@@ -133,52 +129,41 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
             for one in asked.examples
         ]
         del asked  # frees the base64 text of the images
-        return batch_told(await engine.learn_many(lessons))
+        return batch_told(await learning.learn_many(engine, lessons))
 
     @router.post(
         "/records",
         tags=["Learn"],
         summary="Learn from compressed features",
-        responses=problem_responses(409, 413, 415, 422),
-        openapi_extra=records.body_schema(),
+        **takes(RecordsAsked),
     )
     async def learn_records(request: Request, engine: Engine = picked) -> RecordsTold:
         """For edge devices that keep their images. `learned` examples are durable."""
         return await records.learn(engine, parse(RecordsAsked, await json_body(request)))
 
-    @router.delete(
-        "/examples/{example}",
-        tags=["Learn"],
-        summary="Forget an example for good",
-        responses=problem_responses(404, 422),
-    )
+    @router.delete("/examples/{example}", tags=["Learn"], summary="Forget an example for good")
     async def forget_example(example: ExampleId, engine: Engine = picked) -> ForgotTold:
         """Its record is overwritten; its effect on the weights fades."""
         return ForgotTold(forgotten=await engine.forget_example(example))
 
-    @router.get(
-        "/labels", tags=["Know"], summary="Every label learned", responses=problem_responses(422)
-    )
+    @router.get("/labels", tags=["Know"], summary="Every label learned")
     async def labels(engine: Engine = picked) -> LabelsTold:
         """With number of examples and estimates, in order of first appearance."""
-        return LabelsTold(labels=labels_told(await engine.answer(engine.stats)))
+        return LabelsTold(labels=await engine.answer(lambda: labels_told(engine)))
 
     @router.delete(
         "/labels/{label:path}",
         tags=["Learn"],
         summary="Forget every example of a label",
-        responses=problem_responses(404, 422),
     )
     async def forget_label(label: Annotated[Label, Path()], engine: Engine = picked) -> ForgotTold:
         """Permanently."""
         return ForgotTold(forgotten=await engine.forget_label(label))
 
-    @router.get(
-        "/stats", tags=["Know"], summary="The service in numbers", responses=problem_responses(422)
-    )
+    @router.get("/stats", tags=["Know"], summary="The service in numbers")
     async def stats(engine: Engine = picked) -> StatsTold:
         """Statistics of the memory and the service."""
-        return stats_told(engine, await engine.answer(engine.stats))
+        return await engine.answer(lambda: stats_told(engine))
 
     job_routes.add(router, picked)
 
@@ -187,18 +172,13 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         tags=["Know"],
         summary="Follow everything that happens",
         response_class=StreamingResponse,
-        responses=problem_responses(422) | {200: EVENT_STREAM},
+        responses=EVENT_STREAM,
     )
     async def events(engine: Engine = picked) -> StreamingResponse:
-        """`learned`, `forgotten` and `job`."""
+        """`learned`, `changed`, `forgotten` and `job`."""
         return StreamingResponse(engine.broadcast.listen(), media_type="text/event-stream")
 
-    @router.get(
-        "/changes",
-        tags=["Know"],
-        summary="What happened since the last time",
-        responses=problem_responses(422),
-    )
+    @router.get("/changes", tags=["Know"], summary="What happened since the last time")
     async def changes(
         after: Annotated[int, Query(ge=0, le=2**53, description="The last number known.")] = 0,
         engine: Engine = picked,
@@ -211,10 +191,9 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
     @router.get(
         "/audit",
         tags=["Operate"],
-        summary="Who taught, changed and took back what",
+        summary="Who learned, changed and undid what",
         response_class=Response,
-        responses=problem_responses(422)
-        | {200: {"description": "Lines of JSON", "content": {"application/x-ndjson": {}}}},
+        responses=content_response("Lines of JSON", "application/x-ndjson"),
     )
     async def audit(
         after: Annotated[int, Query(ge=0, le=2**53, description="Lines known already.")] = 0,
@@ -230,8 +209,7 @@ def make_router(prefix: str, pick: Pick) -> APIRouter:
         tags=["Operate"],
         summary="The whole memory as one file",
         response_class=StreamingResponse,
-        responses=problem_responses(409, 422)
-        | {200: {"description": "A tar archive", "content": {"application/x-tar": {}}}},
+        responses=problem_responses(409) | content_response("A tar archive", "application/x-tar"),
     )
     async def backup(engine: Engine = picked) -> StreamingResponse:
         """A snapshot, while learning continues. The unpacked archive is a memory."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from anytimecl.labels import LONGEST
 from anytimecl.prediction import THRESHOLD
+from anytimecl.serve.jobs import State as JobState
+from anytimecl.serve.rights import Right
 from anytimecl.serve.tokens import MEMORY_NAME, TOKEN_NAME
 
 IMAGES = 32  # per request
@@ -35,6 +37,19 @@ Label = Annotated[
 ItemLabel = Annotated[str, Field(min_length=1, max_length=LONGEST, examples=["tabby cat"])]
 # Fail fast, since each of 100,000 invalid labels would be an error of its own.
 ItemLabels = Annotated[list[ItemLabel], Field(fail_fast=True)]
+CANDIDATES = Field(
+    default=None,
+    min_length=1,
+    max_length=LABELS,
+    description="Candidate labels, its own included; by default every label learned.",
+)
+ItemState = Annotated[
+    Literal["learned", "repeated", "refused", "later"],
+    Field(
+        description="`repeated`: the key was known, nothing was learned again. `refused`: it will "
+        "never be taken. `later`: it was not taken on; send it again."
+    ),
+]
 MemoryName = Annotated[
     str,
     Field(
@@ -69,14 +84,15 @@ class Asked(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+def example(of: dict[str, JsonValue]) -> ConfigDict:
+    """Settings of a model with an example in its description."""
+    return ConfigDict(json_schema_extra={"examples": [of]})
+
+
 class PredictAsked(Asked):
     """Images to classify."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"images": [SMALL_PNG], "labels": ["cat", "dog"], "top_k": 2}]
-        }
-    )
+    model_config = example({"images": [SMALL_PNG], "labels": ["cat", "dog"], "top_k": 2})
 
     images: list[Image] = Field(min_length=1, max_length=IMAGES)
     labels: list[Label] | None = Field(
@@ -98,16 +114,11 @@ class PredictAsked(Asked):
 class LearnAsked(Asked):
     """One labelled image."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"image": SMALL_PNG, "label": "tabby cat"}]}
-    )
+    model_config = example({"image": SMALL_PNG, "label": "tabby cat"})
 
     image: Image
     label: Label
-    candidates: list[Label] | None = Field(
-        default=None, min_length=1, max_length=LABELS,
-        description="Candidate labels, its own included; by default every label learned.",
-    )  # fmt: skip
+    candidates: list[Label] | None = CANDIDATES
     source: str | None = Field(
         default=None, min_length=1, max_length=200, description="What the image is called."
     )
@@ -117,24 +128,17 @@ class LessonAsked(LearnAsked):
     """One of several labelled images."""
 
     label: ItemLabel
-    candidates: ItemLabels | None = Field(
-        default=None, min_length=1, max_length=LABELS,
-        description="Candidate labels, its own included; by default every label learned.",
-    )  # fmt: skip
+    candidates: ItemLabels | None = CANDIDATES
     key: str | None = Field(
-        default=None, pattern=KEY, description="A retry with the same key teaches once."
+        default=None, pattern=KEY, description="A retry with the same key is learned once."
     )
 
 
 class LearnBatchAsked(Asked):
     """Several labelled images, learned in this order."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"examples": [{"image": SMALL_PNG, "label": "tabby cat", "key": "upload-17"}]}
-            ]
-        }
+    model_config = example(
+        {"examples": [{"image": SMALL_PNG, "label": "tabby cat", "key": "upload-17"}]}
     )
 
     examples: list[LessonAsked] = Field(min_length=1, max_length=IMAGES)
@@ -142,6 +146,8 @@ class LearnBatchAsked(Asked):
 
 class ConsolidateAsked(Asked):
     """Options of a consolidation."""
+
+    model_config = example({"epochs": 1})
 
     epochs: Count = Field(
         default=1, ge=1, le=100, description="How often to go through the memory."
@@ -209,10 +215,7 @@ class LessonTold(BaseModel):
     """Result of one of several images."""
 
     index: int = Field(ge=0, description="Its place in the request, from 0.")
-    state: Literal["learned", "repeated", "refused", "later"] = Field(
-        description="`repeated`: the key was known, nothing was learned again. `refused`: it will "
-        "never be taken. `later`: it was not taken on; send it again."
-    )
+    state: ItemState
     id: int | None
     label: str | None
     before: OutcomeTold | None
@@ -253,7 +256,7 @@ class JobTold(BaseModel):
 
     id: str
     kind: Literal["consolidate"]
-    state: Literal["queued", "running", "done", "failed", "cancelled"]
+    state: JobState
     done: int
     steps: int = Field(description="0 while it is not known")
     error: str | None
@@ -276,10 +279,10 @@ class StatsTold(BaseModel):
     examples: int
     labels: list[LabelTold]
     accuracy: dict[str, float] | None = Field(
-        description="Of blended, tuned and original before the update, over the latest lessons."
+        description="Of blended, tuned and original before the update, over the latest examples."
     )
     outcomes: list[list[int]] = Field(
-        description="Of the latest lessons: example; 1 where blended, tuned, original were right."
+        description="Of the latest examples: id; 1 where blended, tuned, original were right."
     )
     window: int
     waiting_images: int
@@ -306,7 +309,7 @@ class ChangesTold(BaseModel):
 class MemoryAsked(Asked):
     """A memory to create."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "cats"}]})
+    model_config = example({"name": "cats"})
 
     name: MemoryName
 
@@ -315,7 +318,7 @@ class MemoryTold(BaseModel):
     """A memory."""
 
     name: str
-    right: Literal["read", "write", "admin"] = Field(description="That the token has for it.")
+    right: Right = Field(description="That the token has for it.")
     open: bool = Field(description="Whether it is in RAM; one that is not opens when asked.")
     bytes: int = Field(description="On disk, checkpoint included.")
 
@@ -329,14 +332,10 @@ class MemoriesTold(BaseModel):
 class TokenAsked(Asked):
     """A token to grant."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"name": "camera-7", "right": "write", "memories": ["cats"]}]
-        }
-    )
+    model_config = example({"name": "camera-7", "right": "write", "memories": ["cats"]})
 
     name: str = Field(pattern=f"^{TOKEN_NAME.pattern}$", description="For logs and the trail.")
-    right: Literal["read", "write", "admin"]
+    right: Right
     memories: list[MemoryName] | None = Field(
         default=None, min_length=1, max_length=100,
         description="Those it is for; without it, all. `admin` is always for all.",
@@ -347,7 +346,7 @@ class TokenTold(BaseModel):
     """A token, without its secret."""
 
     name: str
-    right: Literal["read", "write", "admin"]
+    right: Right
     memories: list[str] | None = Field(description="null: all")
     revocable: bool = Field(description="Others are in the operator's file or environment.")
 
@@ -383,23 +382,27 @@ class ProblemTold(BaseModel):
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For OpenAPI: the problems that a route may respond with."""
-    told: dict[int | str, dict[str, Any]] = {}
-    for status in sorted({*statuses, 400, 401, 403, 404, 408, 429, 500, 503}):
-        headers = {}
-        if status in (429, 503):
-            headers["Retry-After"] = {
-                "description": "Seconds after which to ask again.",
-                "schema": {"type": "integer", "minimum": 1},
-            }
-        told[status] = {
-            "description": _WORDS[status],
-            "headers": headers,
-            "content": {
-                "application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemTold"}}
-            },
+    """For OpenAPI: the problems that a route may respond with, besides those of every route."""
+    retry = {
+        "Retry-After": {
+            "description": "Seconds after which to ask again.",
+            "schema": {"type": "integer", "minimum": 1},
         }
-    return told
+    }
+    problem = {"schema": {"$ref": "#/components/schemas/ProblemTold"}}
+    return {
+        status: {
+            "description": _WORDS[status],
+            "headers": retry if status in (429, 503) else {},
+            "content": {"application/problem+json": problem},
+        }
+        for status in sorted({*statuses, 400, 401, 403, 404, 408, 429, 500, 503})
+    }
+
+
+def content_response(told: str, *kinds: str) -> dict[int | str, dict[str, Any]]:
+    """For OpenAPI: a response that is not JSON, and its media types."""
+    return {200: {"description": told, "content": {kind: {} for kind in kinds}}}
 
 
 _WORDS = {

@@ -18,9 +18,9 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from anytimecl.errors import AnytimeError
-from anytimecl.serve.guard import is_loopback
 from anytimecl.serve.memories import Memories
 from anytimecl.serve.options import Options
+from anytimecl.serve.origins import is_loopback
 from anytimecl.serve.problems import MEDIA_TYPE
 from anytimecl.serve.tokens import AccessTokens
 

@@ -8,17 +8,14 @@ import hmac
 import logging
 import re
 import stat
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal, get_args
 
 from anytimecl.errors import AnytimeError, reason
 from anytimecl.serve.granted import Granted
+from anytimecl.serve.rights import RIGHTS, Grant, Right
 
 log = logging.getLogger("anytimecl.serve")
-Right = Literal["read", "write", "admin"]  # each includes those before it
-RIGHTS: tuple[Right, ...] = get_args(Right)
 SHORTEST = 16  # characters; shorter ones can be guessed
 VARIABLES: dict[str, Right] = {
     "ANYTIMECL_READ_TOKEN": "read",
@@ -27,32 +24,6 @@ VARIABLES: dict[str, Right] = {
 }
 MEMORY_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 TOKEN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
-@dataclass(frozen=True)
-class Grant:
-    """The right of a token, and its memories.
-
-    >>> Grant("camera", "write", frozenset({"cats"})).covers(["cats"])
-    True
-    """
-
-    name: str  # for logs
-    right: Right
-    memories: frozenset[str] | None = None  # None: all, future ones included
-
-    def covers(self, memories: Collection[str] | None) -> bool:
-        """Whether it is valid for these memories; None: for all memories."""
-        if self.memories is None:
-            return True
-        return memories is not None and self.memories.issuperset(memories)
-
-    def includes(self, right: Right) -> bool:
-        """Whether its right includes this one."""
-        return RIGHTS.index(self.right) >= RIGHTS.index(right)
-
-
-EVERYTHING = Grant("", "admin")  # for clients of a service without tokens
 
 
 class AccessTokens:
@@ -70,7 +41,6 @@ class AccessTokens:
     def __init__(
         self,
         known: Mapping[str, Right | Grant],
-        names: Mapping[str, str] | None = None,
         granted: Granted | None = None,
     ) -> None:
         self.granted = Granted(None) if granted is None else granted
@@ -83,8 +53,7 @@ class AccessTokens:
                 )
             digest = _digest(token.encode())
             if not isinstance(allowed, Grant):
-                name = (names or {}).get(token, f"token-{digest.hex()[:8]}")
-                allowed = Grant(name, allowed)
+                allowed = Grant(_unnamed(digest), allowed)
             self._known.append((digest, allowed))
 
     def __bool__(self) -> bool:
@@ -113,9 +82,7 @@ class AccessTokens:
         self._known = other._known
 
     def _all(self) -> list[tuple[bytes, Grant]]:
-        return self._known + [
-            (one.digest, Grant(one.name, one.right, one.memories)) for one in self.granted
-        ]
+        return [*self._known, *self.granted]
 
 
 def name_of(authorization: str) -> str:
@@ -177,7 +144,7 @@ def _line(words: list[str], where: str) -> tuple[str, Right | Grant]:
             "`memories=cats,dogs` if you like."
         )
     token = words[1]
-    name = words[2] if len(words) == 3 else f"token-{name_of(f'Bearer {token}')[:8]}"
+    name = words[2] if len(words) == 3 else _unnamed(_digest(token.encode()))
     return token, Grant(name, right, memories)
 
 
@@ -197,3 +164,8 @@ def _token(authorization: str) -> bytes:
 
 def _digest(token: bytes) -> bytes:
     return hashlib.sha256(token).digest()
+
+
+def _unnamed(digest: bytes) -> str:
+    """A name for a token that was given none."""
+    return f"token-{digest.hex()[:8]}"

@@ -28,7 +28,7 @@ class Turns(Worker):
         self._room = waiting
         self._queue: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._seconds = 0.05  # moving average of the time per item
-        super().__init__(name)
+        super().__init__(name, self._run)
 
     def __len__(self) -> int:
         return len(self._queue)

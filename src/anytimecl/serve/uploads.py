@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import re
 from collections.abc import Mapping
 from itertools import islice
@@ -16,7 +17,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from anytimecl.errors import ImageError
 from anytimecl.serve.problems import Problem, of_validation
-from anytimecl.serve.schemas import IMAGES, LABELS, Asked, LearnBatchAsked
+from anytimecl.serve.schemas import IMAGES, LABELS, Asked, problem_responses
 
 Model = TypeVar("Model", bound=Asked)
 PARTS = 300_000  # of JSON: three times those of 64 records with all candidates allowed
@@ -27,13 +28,13 @@ _DATA_URL = re.compile(r"data:[\w.+/-]*(;[\w.+=-]+)*;base64,", re.ASCII)
 
 
 async def read(
-    request: Request, model: type[Model], files: str, lists: frozenset[str]
+    request: Request, model: type[Model], files: str
 ) -> tuple[Model, list[bytes | ImageError]]:
     """The request and its images, each as bytes or as an error.
 
-    `files` names the field with images; in a form, the fields in `lists` may occur several times.
+    `files` names the field with images.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = _kind(request)
     if kind == "application/json":
         asked = parse(model, await whole_body(request))
         given = getattr(asked, files)
@@ -43,10 +44,14 @@ async def read(
     if kind == "multipart/form-data":
         form = await _parse_form(request)
         try:
-            return await _from_form(form, model, files, lists)
+            return await _from_form(form, model, files)
         finally:
             await form.close()
     raise Problem(415, "Send application/json or multipart/form-data.", accept="application/json")
+
+
+def _kind(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 class _InMemory(MultiPartParser):
@@ -70,9 +75,8 @@ async def whole_body(request: Request) -> bytes:
 
 async def json_body(request: Request) -> bytes:
     """A body that must be JSON or empty."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     body = await whole_body(request)
-    if body and kind != "application/json":
+    if body and _kind(request) != "application/json":
         raise Problem(415, "Send application/json.", accept="application/json")
     return body
 
@@ -120,8 +124,9 @@ def base64_or_error(text: str) -> bytes | ImageError:
 
 
 async def _from_form(
-    form: FormData, model: type[Model], files: str, lists: frozenset[str]
+    form: FormData, model: type[Model], files: str
 ) -> tuple[Model, list[bytes | ImageError]]:
+    properties = _properties(model)
     values: dict[str, Any] = {}
     images: list[bytes | ImageError] = []
     for name in form:
@@ -133,15 +138,17 @@ async def _from_form(
             images = [await upload.read() for upload in uploads]
         elif uploads:
             raise Problem(422, f"{name[:60]!r} is no field for files; they go into {files!r}.")
+        elif _is_list(properties.get(name, {})):
+            values[name] = entries
+        elif len(entries) > 1:
+            raise Problem(422, f"{name[:60]!r} comes more than once.")
         else:
-            values[name] = entries if name in lists else entries[-1]
-            if name not in lists and len(entries) > 1:
-                raise Problem(422, f"{name[:60]!r} comes more than once.")
+            values[name] = entries[0]
     # The images need no validation as text.
-    one = model.model_fields[files].annotation is str
-    if one and len(images) > 1:
+    many = _is_list(properties[files])
+    if not many and len(images) > 1:
         raise Problem(422, f"{files}: send one file.")
-    stand_in: Any = "file" if one else ["file"] * len(images)
+    stand_in: Any = ["file"] * len(images) if many else "file"
     try:
         asked = model.model_validate(values | ({files: stand_in} if images else {}))
     except ValidationError as error:
@@ -149,43 +156,48 @@ async def _from_form(
     return asked, images
 
 
-def body_schema(model: type[Asked], files: str, *, many: bool) -> Mapping[str, Any]:
-    """Request body for OpenAPI, as JSON and as a form."""
-    plain = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    form = {**plain, "properties": dict(plain["properties"])}
-    form.pop("examples", None)
-    file = {"type": "string", "format": "binary"}
-    form["properties"][files] = (
-        {"type": "array", "items": file, "minItems": 1, "maxItems": IMAGES} if many else file
-    )
-    for name, field in form["properties"].items():  # a form has no null: fields are left out
-        kinds = [kind for kind in field.get("anyOf", ()) if kind.get("type") != "null"]
-        if kinds:
-            form["properties"][name] = {**kinds[0], "description": field.get("description", "")}
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {"schema": plain, "example": plain["examples"][0]},
-                "multipart/form-data": {
-                    "schema": form,
-                    "encoding": {files: {"contentType": "image/png, image/jpeg"}},
-                },
-            },
+@functools.cache
+def _properties(model: type[Asked]) -> dict[str, Any]:
+    """The fields of a request as JSON schemas."""
+    return dict(model.model_json_schema()["properties"])
+
+
+def _is_list(field: Mapping[str, Any]) -> bool:
+    """Whether a field of a JSON schema, or one of its alternatives, is a list."""
+    return any(kind.get("type") == "array" for kind in (field, *field.get("anyOf", ())))
+
+
+# Descriptions of routes for OpenAPI
+
+
+def takes(model: type[Asked], files: str | None = None, *, required: bool = True) -> dict[str, Any]:
+    """Options of a route with a body: JSON; with `files`, the field of images, also a form."""
+    plain = model.model_json_schema()
+    inlined = plain.pop("$defs", {})
+    for field in plain["properties"].values():
+        if name := field.get("items", {}).get("$ref", "").rpartition("/")[2]:
+            field["items"] = inlined[name]
+    content = {"application/json": {"schema": plain, "example": plain["examples"][0]}}
+    if files is not None:
+        content["multipart/form-data"] = {
+            "schema": _as_form(plain, files),
+            "encoding": {files: {"contentType": "image/png, image/jpeg"}},
         }
+    return {
+        "responses": problem_responses(409, 413, 415),
+        "openapi_extra": {"requestBody": {"required": required, "content": content}},
     }
 
 
-def json_schema(model: type[Asked]) -> dict[str, Any]:
-    """Request body for OpenAPI: JSON, with an example."""
-    plain = model.model_json_schema()
-    content = {"application/json": {"schema": plain, "example": plain["examples"][0]}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-def batch_schema() -> dict[str, Any]:
-    """Request body for OpenAPI, with the model of an example inlined."""
-    plain = LearnBatchAsked.model_json_schema()
-    plain["properties"]["examples"]["items"] = plain.pop("$defs")["LessonAsked"]
-    content = {"application/json": {"schema": plain, "example": plain["examples"][0]}}
-    return {"requestBody": {"required": True, "content": content}}
+def _as_form(plain: Mapping[str, Any], files: str) -> dict[str, Any]:
+    """The schema of a form from that of JSON: no null, since fields are left out."""
+    form = {**plain, "properties": dict(plain["properties"])}
+    form.pop("examples")
+    file = {"type": "string", "format": "binary"}
+    many = {"type": "array", "items": file, "minItems": 1, "maxItems": IMAGES}
+    form["properties"][files] = many if _is_list(plain["properties"][files]) else file
+    for name, field in form["properties"].items():
+        kinds = [kind for kind in field.get("anyOf", ()) if kind.get("type") != "null"]
+        if kinds:
+            form["properties"][name] = {**kinds[0], "description": field.get("description", "")}
+    return form

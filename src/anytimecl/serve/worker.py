@@ -1,30 +1,33 @@
-"""A worker thread."""
+"""Worker threads."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 
 class Worker:
-    """Runs `_run` in a thread, which waits for `_changed` and ends when `_closing` is set."""
+    """Threads that wait for `_changed`, and end when `_closing` is set."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *runs: Callable[[], None]) -> None:
         self._changed = threading.Condition()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name=f"anytimecl-{name}", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=run, name=f"anytimecl-{name}-{number}", daemon=True)
+            for number, run in enumerate(runs)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def alive(self) -> bool:
-        """Whether the thread is running."""
-        return self._thread.is_alive() and not self._closing
+        """Whether all threads are running."""
+        return not self._closing and all(thread.is_alive() for thread in self._threads)
 
     def close(self) -> None:
         """Finish the queue, then stop."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
-        self._thread.join()
-
-    def _run(self) -> None:
-        raise NotImplementedError
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()

@@ -19,6 +19,10 @@ export function did(words, { steps = 1, event = null, revert = () => {} } = {}) 
 
 export const failed = (error) => say(error.message ?? String(error), { bad: true });
 
+// Of several acts, this many were done before one failed.
+export const failedAfter = (done, all, what, error) =>
+  failed({ message: `${done ? `${done} of ${all} were ${what}. ` : ""}${error.message}` });
+
 export function say(words, { bad = false, undo = false } = {}) {
   $("notice-text").textContent = words;
   $("notice").className = bad ? "notice bad" : "notice";

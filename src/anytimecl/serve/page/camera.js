@@ -20,19 +20,26 @@ function frame(number) {
   const video = $("video");
   const canvas = make("canvas", { width: video.videoWidth, height: video.videoHeight });
   canvas.getContext("2d").drawImage(video, 0, 0);
-  return new Promise((done) => canvas.toBlob((blob) => done(new File([blob], `camera ${number}.jpg`, { type: blob.type })), "image/jpeg", 0.92));
+  return new Promise((done, fail) => canvas.toBlob((blob) => {
+    if (blob) done(new File([blob], `camera ${number}.jpg`, { type: blob.type }));
+    else fail(new Error("The camera shows nothing yet. Try again in a moment."));
+  }, "image/jpeg", 0.92));
 }
 
 async function shoot(pictures) {
   const taken = [];
   $("snap").disabled = $("burst").disabled = true;
-  for (let number = 1; number <= pictures && $("camera-dialog").open; number++) {
-    if (number > 1) await sleep(PAUSE);
-    taken.push(await frame(number));
+  try {
+    for (let number = 1; number <= pictures && $("camera-dialog").open; number++) {
+      if (number > 1) await sleep(PAUSE);
+      taken.push(await frame(number));
+    }
+  } catch (error) {
+    failed(error);
   }
   $("snap").disabled = $("burst").disabled = false;
   $("camera-dialog").close();
-  take(taken);
+  if (taken.length) take(taken);
 }
 
 export function wire() {

@@ -110,7 +110,7 @@ export async function teachOpen(text) {
     const told = await learning;
     if (open === item) $("teach-text").value = "";
     item.ticked = false;
-    did(told.words, { event: told.event, revert: () => { told.revert(); lookAgain(item); } });
+    did(told.words, { steps: told.event === null ? 0 : 1, event: told.event, revert: () => { told.revert(); lookAgain(item); } });
   } catch (error) {
     failed(error);
   }

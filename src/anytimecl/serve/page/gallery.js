@@ -1,6 +1,6 @@
 // Everything that was taught: found, looked through, corrected, taken back.
 
-import { did, failed } from "./acts.js";
+import { did, failed, failedAfter } from "./acts.js";
 import { confirm } from "./confirm.js";
 import { onDesk } from "./desk.js";
 import { $, clean, count, keyed, make, percent } from "./dom.js";
@@ -121,7 +121,7 @@ export async function relabel(ids, text) {
   const todo = ids.filter((id) => found.find((item) => item.id === id)?.label !== label);
   if (!label || !todo.length) return;
   const before = new Map(found.map((item) => [item.id, item.label]));
-  let event = null, done = 0;
+  let event = null, done = 0, trouble = null;
   try {
     for (const id of todo) {
       ({ event } = await tell("POST", `examples/${id}/label`, { label }));
@@ -132,33 +132,36 @@ export async function relabel(ids, text) {
     }
   } catch (error) {
     if (!done) return failed(error);
+    trouble = error;
   }
   selected.clear();
   const revert = () => { found.forEach((item) => { item.label = before.get(item.id) ?? item.label; }); show(); };
   const what = done === 1 ? "Relabelled as" : `${done} relabelled as`;
   did(`${what} “${label}”.`, { steps: done, event, revert });
+  if (trouble) failedAfter(done, todo.length, "relabelled", trouble);
   show();
 }
 
-export async function forgetSome(ids) {
+async function forgetSome(ids) {
   const words = ids.length === 1 ? `Forget example ${ids[0]}?` : `Forget these ${ids.length} examples?`;
   if (!await confirm(`${words} What was learned from it wears off.`, "Forget")) return;
   const gone = found.filter((item) => ids.includes(item.id));
   const at = found.findIndex((item) => ids.includes(item.id));
   const focused = document.activeElement === document.body || Boolean(document.activeElement?.closest("#gallery"));
-  let event = null, done = 0;
+  let done = 0, trouble = null;
   try {
     for (const id of ids) {
-      ({ event = null } = await ask("DELETE", `examples/${id}`));
+      await ask("DELETE", `examples/${id}`);
       done++;
       found = found.filter((item) => item.id !== id);
       selected.delete(id);
       total--;
     }
-    did(`Forgot ${count(done, "example")}.`, { steps: done, event, revert: () => load() });
   } catch (error) {
-    failed(error);
+    trouble = error;
   }
+  if (done) did(`Forgot ${count(done, "example")}.`, { steps: done });
+  if (trouble) failedAfter(done, ids.length, "forgotten", trouble);
   show();
   const place = $("gallery").children[Math.min(Math.max(at, 0), found.length - 1)];
   if (focused && gone.length && place) place.querySelector(".forget").focus(); // where the one that went had been

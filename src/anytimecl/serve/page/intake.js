@@ -1,5 +1,6 @@
 // How pictures come in: dropped (files or folders), chosen, pasted.
 
+import { failed } from "./acts.js";
 import { $ } from "./dom.js";
 import { take } from "./queue.js";
 
@@ -18,7 +19,13 @@ export function wire() {
     event.preventDefault();
     $("drop").classList.remove("over");
     location.hash = "#teach";
-    take(await dropped(event.dataTransfer));
+    let files;
+    try {
+      files = await dropped(event.dataTransfer);
+    } catch {
+      return failed({ message: "What was dropped cannot be read. Choose the pictures instead." });
+    }
+    return take(files);
   });
   addEventListener("paste", (event) => {
     const files = [...event.clipboardData.files];

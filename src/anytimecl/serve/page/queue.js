@@ -1,6 +1,6 @@
 // Many pictures at once: an answer each, and one click for all that are right.
 
-import { did, failed, say, settle } from "./acts.js";
+import { did, failed, failedAfter, say, settle } from "./acts.js";
 import { onDesk, put, show as showDesk } from "./desk.js";
 import { $, count, keyed, make, percent } from "./dom.js";
 import { labels, learned } from "./memory.js";
@@ -20,13 +20,12 @@ export async function take(files) {
   }
   if (images.length + items.length > MOST) return failed({ message: `The queue takes ${MOST} pictures at a time. Show fewer.` });
   const added = images.map(picture);
-  if (images.length === 1 && items.length <= 1) { // one alone needs no queue
+  const alone = images.length === 1 && items.length <= 1; // it needs no queue
+  if (alone || (items.length === 1 && items[0].taught)) {
     items.forEach(drop);
-    items = added;
-  } else {
-    if (items.length === 1 && items[0].taught) items = [];
-    items.push(...added);
+    items = [];
   }
+  items.push(...added);
   put(added[0]);
   show();
   const passed = files.length - images.length;
@@ -138,7 +137,7 @@ export async function teachAll() {
   busy = false;
   const revert = () => done.forEach(({ item, told }) => { told.revert(); item.ticked = true; });
   if (done.length) did(`Learned ${count(done.length, "picture")} as ticked.`, { steps, event, revert });
-  if (trouble) failed({ message: `${done.length ? `${done.length} of ${todo.length} were learned. ` : ""}${trouble.message}` });
+  if (trouble) failedAfter(done.length, todo.length, "learned", trouble);
   show();
   showDesk();
   await again((item) => !item.taught); // who was taught some may answer the rest otherwise

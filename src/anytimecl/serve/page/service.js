@@ -5,7 +5,7 @@ import { inWords } from "./words.js";
 
 const TOKEN = "anytimecl.token";
 
-export class Refused extends Error {
+class Refused extends Error {
   constructor(status, detail) {
     super(inWords(status, detail));
     this.status = status;
@@ -42,6 +42,6 @@ export const ask = async (method, path, body, headers) => (await call(method, pa
 export const tell = (method, path, data) =>
   ask(method, path, JSON.stringify(data), { "Content-Type": "application/json" });
 
-// A retry with the same key teaches once.
+// A retry with the same key is learned once.
 export const freshKey = () =>
   [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");

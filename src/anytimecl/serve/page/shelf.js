@@ -89,9 +89,9 @@ async function forget(label) {
   const examples = memory.stats.labels.find((item) => item.label === label)?.examples ?? 0;
   if (!await confirm(`Forget all ${count(examples, "example")} of “${label}”?`, "Forget")) return;
   try {
-    const { forgotten, event = null } = await ask("DELETE", `labels/${encodeURIComponent(label)}`);
+    const { forgotten } = await ask("DELETE", `labels/${encodeURIComponent(label)}`);
+    did(`Forgot ${count(forgotten, "example")} of “${label}”.`);
     await choose({ remove: [label] });
-    did(`Forgot ${count(forgotten, "example")} of “${label}”.`, { event, revert: () => { choose({ add: [label] }); load(); } });
     await search({ label: "" });
   } catch (error) {
     failed(error);

@@ -10,9 +10,9 @@ const BY_STATUS = {
 };
 
 const BY_DETAIL = [
+  [/its size is \d+x\d+/i, "This picture is too large to be looked at here. Make it smaller."],
   [/cannot read image|not base64|no image|cannot identify/i,
     "This cannot be read as a picture: it is damaged, or of a kind that is not known here. Try a JPEG or a PNG."],
-  [/its size is (\d+)x(\d+)/i, "This picture is too large to be looked at here. Make it smaller."],
   [/may only read/i, "Your token lets you look, not teach. Ask for one that may write."],
   [/only reads/i, "This memory is served for reading only: nothing can be taught here."],
   [/no example/i, "That example is not in the memory any more."],
@@ -34,7 +34,4 @@ const EXPERTS = {
 
 export const whoSpoke = (name) => EXPERTS[name] || `the expert “${name}”`;
 
-export const when = (time) => {
-  const moment = new Date(typeof time === "number" ? time * 1000 : time);
-  return Number.isNaN(moment.getTime()) ? "" : moment.toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
-};
+export const when = (time) => (time ? new Date(time).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }) : "");
