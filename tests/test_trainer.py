@@ -25,7 +25,7 @@ from tests.helpers import (
 )
 from torch import Tensor
 
-from anytimecl import trainer as trainer_module
+from anytimecl import consolidation
 from anytimecl.acceleration import OnlineLearner
 from anytimecl.backbone import Backbone
 from anytimecl.backbone.text import LabelCache
@@ -216,7 +216,7 @@ def test_consolidation_is_plain_training_over_the_memory(
     chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches of 8 over 20 examples, three epochs: torch's AdamW under torch's cosine."""
-    monkeypatch.setattr(trainer_module, "OFFLINE_CHUNK", chunk)
+    monkeypatch.setattr(consolidation, "CHUNK", chunk)
     config = dataclasses.replace(FAST, offline_batch=8, offline_lr=2e-3)
     classifier = taught(range(20), settings=settings(learner=config))
     # One example has candidates, so that chunks differ in their number of columns.

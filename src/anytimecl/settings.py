@@ -15,7 +15,6 @@ from anytimecl.codec import CODECS, Codec
 from anytimecl.codec import DEFAULT as DEFAULT_CODEC
 from anytimecl.errors import PartError, StoreError
 from anytimecl.experts import EXPERTS, Expert
-from anytimecl.experts.others import refuse_names
 from anytimecl.registry import Choice, Named, Registry
 from anytimecl.sampling import SAMPLERS, Sampler
 
@@ -145,7 +144,10 @@ class Settings:
             object.__setattr__(self, item, _one_form(known, getattr(self, item)))
         experts = self.experts if isinstance(self.experts, list | tuple) else (self.experts,)
         object.__setattr__(self, "experts", tuple(_one_form(EXPERTS, each) for each in experts))
-        refuse_names([EXPERTS.named(each).name for each in self.experts], OWN_EXPERTS)
+        names = [*OWN_EXPERTS, *(EXPERTS.named(each).name for each in self.experts)]
+        for at, name in enumerate(names):
+            if name in names[:at]:
+                raise PartError(f"There is an expert {name!r} already: each has a name of its own.")
         if not isinstance(self.learner, LearnerConfig):
             raise ValueError(f"learner is LearnerConfig(...), not {self.learner!r}.")
         if not 0 < _number("eta", self.eta) < 1:
