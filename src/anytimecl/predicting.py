@@ -289,10 +289,10 @@ class Predicting:
         asked = self._last_asked
         if asked is None or asked.given != given:
             cleaned = clean_labels(given) if labels is None else askable(given)
-            if labels is not None:
-                self._check_taught(cleaned)
             asked = AskedLabels(given, cleaned, self._trainer.embed(cleaned))
             self._last_asked = asked if asked.vectors.nbytes <= KEPT_BYTES else None
+        if labels is not None:  # also if they are cached: one may have been renamed since
+            self._check_taught(asked.labels)
         return asked
 
     def _check_taught(self, labels: Sequence[str]) -> None:
