@@ -137,7 +137,7 @@ class Trainer:
             newcomer = _Newcomer(self, example, label, number, batch, image, original, other)
             self.learner.take(newcomer)
         except BaseException:
-            if not isinstance(self.sampler, ClassBalanced | Uniform):
+            if type(self.sampler) not in (ClassBalanced, Uniform):
                 self.lock.torn = True  # the draw changed the sampler's state: replay is needed
             raise
         return newcomer.learned
