@@ -89,11 +89,10 @@ class LearnerConfig:
             object.__setattr__(self, item, _whole(item, getattr(self, item)))
         for item in _NUMBERS:
             object.__setattr__(self, item, _number(item, getattr(self, item)))
-        if self.scale is not None:
-            object.__setattr__(self, "scale", _number("scale", self.scale))
-        for item in ("eager", "imprint"):
             if getattr(self, item) < 0:
                 raise ValueError(f"{item} is 0 or more, not {getattr(self, item)!r}.")
+        if self.scale is not None:
+            object.__setattr__(self, "scale", _number("scale", self.scale))
 
 
 @dataclass(frozen=True)
