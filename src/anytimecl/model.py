@@ -185,16 +185,12 @@ class Model:
                 self.advance(last)
             if not some:
                 continue
-            rows = [self.rows[one.label] for one in some]
-            self.gaussian.add_many(rows, torch.stack([one.original for one in some]))
-            self.others.add([one.example for one in some], rows, [one.original for one in some])
-            wrong = [i for i in range(len(some)) if not right[start + i][0]]
-            if wrong:
-                self.instances.add(
-                    [some[i].example for i in wrong],
-                    [rows[i] for i in wrong],
-                    torch.stack([some[i].original for i in wrong]),
-                )
+            ids, rows = [one.example for one in some], [self.rows[one.label] for one in some]
+            images = torch.stack([one.original for one in some])
+            self.gaussian.add_many(rows, images)
+            self.others.add(ids, rows, list(images))
+            wrong = [i for i, (tuned, _) in enumerate(right[start:end]) if not tuned]
+            self.instances.add([ids[i] for i in wrong], [rows[i] for i in wrong], images[wrong])
             self.evidence.extend(some)
         self._imprint(sorted({self.rows[one.label] for one in seen}))
         for one, (tuned, original) in zip(seen, right, strict=True):
@@ -332,11 +328,10 @@ class Model:
             self.enter(label, vector)
         self.estimates = Estimates.restored(plain["estimates"])
 
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {name: t for name, t in tensors.items() if name.startswith(prefix)}
+        def part(*prefixes: str) -> dict[str, Tensor]:
+            return {name: t for name, t in tensors.items() if name.startswith(prefixes)}
 
-        own = ("weights.", "first.", "second.", "steps")
-        self.learner.restore({name: t for name, t in tensors.items() if name.startswith(own)})
+        self.learner.restore(part("weights.", "first.", "second.", "steps"))
         self.weights |= plain.get("weights", {})
         if plain.get("familiar"):
             self.familiar = Familiar(*plain["familiar"])
