@@ -40,8 +40,7 @@ from rich.table import Table
 from torch import Tensor
 
 from anytimecl import blend as blends
-from anytimecl import model as models
-from anytimecl import pool
+from anytimecl import evidence, pool
 from anytimecl.backbone import Backbone, load
 from anytimecl.blend import POOL, Opinions, blend
 from anytimecl.experts import gaussian, instance
@@ -130,7 +129,7 @@ VARIANTS: dict[str, Variant] = {
     "start 0.4, 0.2, 0.15": Variant((start(0.4, 0.2, 0.15),)),
     "start 0.1, 0.1, 0.2": Variant((start(0.1, 0.1, 0.2),)),
     "start 0.2, 0.2, 0.2": Variant((start(0.2, 0.2, 0.2),)),
-    "evidence of the latest 64": Variant(((models, "RECENT", 64),)),
+    "evidence of the latest 64": Variant(((evidence, "RECENT", 64),)),
     "no prior": Variant(((gaussian, "_measured", lambda prior: None),)),
     "prior of 200 examples": Variant(((gaussian, "STRENGTH", 200.0),)),
     "prior of 1500 examples": Variant(((gaussian, "STRENGTH", 1500.0),)),

@@ -33,6 +33,7 @@ from anytimecl.acceleration import OnlineLearner
 from anytimecl.backbone import Backbone
 from anytimecl.backbone.spec import Spec
 from anytimecl.codec import make_codec
+from anytimecl.consolidation import offline_step
 from anytimecl.learner import Learner
 from anytimecl.lock import TurnLock
 from anytimecl.memory import open_memory
@@ -121,7 +122,7 @@ class Bench:
             found[title] = milliseconds(lambda b=b: self._answer(learner, b), self.device)
         large, optimiser = self.batch(2048), learner.fresh_optimiser()
         found["offline step of 2048"] = milliseconds(
-            lambda: learner.apply_offline(learner.look_ahead(large).whole(), optimiser, 0.5, 2048),
+            lambda: offline_step(learner, learner.look_ahead(large).whole(), optimiser, 0.5, 2048),
             self.device,
         )
         return found

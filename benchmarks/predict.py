@@ -30,8 +30,8 @@ from torch import Tensor
 from anytimecl import AnytimeClassifier
 from anytimecl.backbone import Backbone, load
 from anytimecl.backbone.trunk import block
+from anytimecl.consolidation import CHUNK
 from anytimecl.loss import anytime_loss
-from anytimecl.trainer import OFFLINE_CHUNK
 
 LABELS, MANY = 100, 32
 EPOCHS = 3  # of each kind, for the median
@@ -85,8 +85,8 @@ def plain_epoch(
 
     def epoch() -> None:
         optimiser.zero_grad()
-        for start in range(0, len(tokens), OFFLINE_CHUNK):
-            rows = slice(start, start + OFFLINE_CHUNK)
+        for start in range(0, len(tokens), CHUNK):
+            rows = slice(start, start + CHUNK)
             x = block(params, spec, spec.last, tokens[rows])[:, 0]
             x = F.layer_norm(
                 x,

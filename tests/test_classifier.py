@@ -505,6 +505,10 @@ def test_tokens_of_another_shape_are_refused() -> None:
             classifier.predict_tokens(wrong)
         with pytest.raises(ModelError, match=r"tensor \[image, 17, 32\]"):
             classifier.opinions(wrong, LABELS)
+    for wrong in (tokens, tokens[0, 1:], tokens[0].numpy(), tokens[0].tolist()):
+        with pytest.raises(ModelError, match="okens"):
+            classifier.learn_tokens(wrong, "cat")
+    assert len(classifier) == 3
 
 
 def test_examples_come_as_the_rows_of_a_table(tmp_path: Path) -> None:

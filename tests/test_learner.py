@@ -14,6 +14,7 @@ from torch import Tensor
 
 from anytimecl.backbone import Backbone
 from anytimecl.backbone.trunk import block
+from anytimecl.consolidation import offline_step
 from anytimecl.errors import CheckpointError
 from anytimecl.learner import Learner
 from anytimecl.optimiser import AdamW
@@ -166,8 +167,8 @@ def test_only_what_is_tuned_ever_changes(kind: str, tune: Any) -> None:
         batch = batch_of(backbone, seed, dtype=torch.float32)
         names = batch.vectors.clone()
         learner.apply(learner.look_ahead(batch))
-        learner.apply_offline(
-            learner.look_ahead(batch).gradients, learner.fresh_optimiser(), 0.5, 64
+        offline_step(
+            learner, learner.look_ahead(batch).gradients, learner.fresh_optimiser(), 0.5, 64
         )
         assert torch.equal(batch.vectors, names)
     assert changed(dict(backbone.tail), learner.original) == []
@@ -262,7 +263,7 @@ def test_offline_rates_follow_torchs_cosine_down_to_the_least(size: int, highest
     """`6e-4 * size / 2048`, never less than where the cosine ends."""
     learner, noting, steps = learner_of(model(), LearnerConfig()), Noting(), 20
     for number in range(steps):
-        learner.apply_offline({}, noting, number / steps, size)
+        offline_step(learner, {}, noting, number / steps, size)
     some = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=highest)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(some, T_max=steps, eta_min=1e-6)
     expected = []
@@ -279,7 +280,7 @@ def test_an_offline_run_leaves_the_online_optimiser_alone() -> None:
     learner.apply(learner.look_ahead(batch))
     before = {name: value.clone() for name, value in learner.state().items()}
     fresh = AdamW(learner.trainable(), 0.05)
-    learner.apply_offline(learner.look_ahead(batch).gradients, fresh, 0.0, 64)
+    offline_step(learner, learner.look_ahead(batch).gradients, fresh, 0.0, 64)
     assert {name.split(".")[0] for name in changed(before, learner.state())} == {"weights"}
     assert fresh.steps == 1
     assert learner.optimiser.steps == 1
@@ -321,6 +322,7 @@ def test_a_longer_step_is_a_larger_rate() -> None:
         {"tune": "everything"},
         *({item: x} for item in ("eager", "imprint") for x in (-1.0, math.nan, math.inf)),
         *({item: x} for item in ("lr", "beta", "scale") for x in ("1e-3", math.nan)),
+        *({item: -1e-3} for item in ("lr", "weight_decay", "beta", "scale")),
     ],
 )
 def test_settings_that_cannot_be_learned_with_are_refused(wrong: dict[str, Any]) -> None:

@@ -11,8 +11,9 @@ from tests.helpers import FAST, TEXTS, changed, measured, settings
 from torch import Tensor
 
 from anytimecl.blend import pool
+from anytimecl.evidence import Evidence
 from anytimecl.imprint import TEXT
-from anytimecl.model import POOLED, Evidence, Model
+from anytimecl.model import POOLED, Model
 from anytimecl.pool import RECENT, start_weights, weigh
 
 DIM = measured().spec.dim

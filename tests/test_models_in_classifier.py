@@ -98,6 +98,18 @@ def test_a_model_of_images_only_learns_labels_as_codes(
         assert len(classifier) == 12
 
 
+def test_a_renamed_label_is_none_that_a_model_of_images_was_taught(tmp_path: Path) -> None:
+    """Although the same labels were asked about just before."""
+    with AnytimeClassifier.open(model=tiny.dinov2(tmp_path / "model")) as classifier:
+        for number in range(4):
+            classifier.learn_one(*helpers.lesson(number))
+        asked = classifier.labels
+        classifier.predict(helpers.picture(50), asked)
+        classifier.rename_label(asked[0], "itap")
+        with pytest.raises(LabelError, match=f"not taught: {asked[0]!r}"):
+            classifier.predict(helpers.picture(50), asked)
+
+
 def test_codes_stay_what_they_are() -> None:
     """Memories keep them."""
     vectors = CodeText(20)(["cat", "dog"])

@@ -168,7 +168,7 @@ class Driver:
         rows = [labels.index(self.plain.labels[example]) for example in instances.examples]
         found, images = trainer.images(instances.examples)
         for example, row, image in zip(found, rows, images, strict=True):
-            fresh.add(example, row, image)
+            fresh.add([example], [row], image[None])
         mine, theirs = instances.state(), fresh.state()
         for part in ("examples", "rows", "images"):
             assert torch.equal(mine[f"instance.{part}"], theirs[f"instance.{part}"]), part

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from scipy.stats import chi2_contingency, chisquare
 
-from anytimecl.sampling import SAMPLERS, ClassBalanced, Fifo, FrequencyWeighted, Sampler, Uniform
+from anytimecl.frequency_weighted import FrequencyWeighted
+from anytimecl.sampling import SAMPLERS, ClassBalanced, Fifo, Sampler, Uniform
 from anytimecl.testing import check_sampler
 
 UNLIKELY = 1e-3  # the seeds are fixed, so a test that passes goes on passing

@@ -25,7 +25,7 @@ from tests.helpers import (
 )
 from torch import Tensor
 
-from anytimecl import trainer as trainer_module
+from anytimecl import consolidation
 from anytimecl.acceleration import OnlineLearner
 from anytimecl.backbone import Backbone
 from anytimecl.backbone.text import LabelCache
@@ -153,6 +153,36 @@ def test_the_first_example_places_other_below_its_label() -> None:
     assert seen[1] == pytest.approx(seen[0], abs=0.1)  # learned from then on, not placed again
 
 
+class Counting(ClassBalanced):
+    """A sampler with a state of its own, derived from one that has none."""
+
+    drawn = 0
+
+    def draw(self, count: int, random: Random) -> list[int]:
+        self.drawn += 1
+        return super().draw(count, random)
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"drawn": self.drawn}
+
+
+def test_a_step_that_failed_after_its_draw_is_repeated_with_the_same_draw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen = settings(sampler=Counting())
+    classifier, straight = taught(range(6), settings=chosen), taught(range(8), settings=chosen)
+    with monkeypatch.context() as patch:
+        patch.setattr(OnlineLearner, "look_ahead", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            classifier.learn_one(*lesson(6))
+    classifier.learn_one(*lesson(7))
+    assert_same(classifier._trainer, straight._trainer)
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 # Candidates
 
 
@@ -216,7 +246,7 @@ def test_consolidation_is_plain_training_over_the_memory(
     chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches of 8 over 20 examples, three epochs: torch's AdamW under torch's cosine."""
-    monkeypatch.setattr(trainer_module, "OFFLINE_CHUNK", chunk)
+    monkeypatch.setattr(consolidation, "CHUNK", chunk)
     config = dataclasses.replace(FAST, offline_batch=8, offline_lr=2e-3)
     classifier = taught(range(20), settings=settings(learner=config))
     # One example has candidates, so that chunks differ in their number of columns.

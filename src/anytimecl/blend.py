@@ -323,19 +323,9 @@ def aim(opinions: Opinions) -> Tensor:
     return mass.clamp(max=1.0)  # a sum of probabilities may exceed 1 by rounding
 
 
-def average(opinions: Opinions) -> Tensor:
-    """Equal weights."""
-    return opinions.column(lambda record: 0.5)
-
-
-def tuned_only(opinions: Opinions) -> Tensor:
-    """The tuned model alone, unseen labels included."""
-    return opinions.column(lambda record: 1.0)
-
-
-def original_only(opinions: Opinions) -> Tensor:
-    """The original model alone."""
-    return opinions.column(lambda record: 0.0)
+def always(alpha: float) -> Callable[[Opinions], Tensor]:
+    """The same weight for every label."""
+    return lambda opinions: opinions.column(lambda record: alpha)
 
 
 BLENDS: Registry[Blend] = Registry(
@@ -346,10 +336,10 @@ BLENDS: Registry[Blend] = Registry(
         "ocw_other": lambda: Mixture(ocw_other),
         "ocw_rounded": lambda: Mixture(ocw_rounded),
         "aim": lambda: Mixture(aim),
-        "average": lambda: Mixture(average),
+        "average": lambda: Mixture(always(0.5)),
         # A baseline: the one blend that uses the tuned model for unseen labels.
-        "tuned": lambda: Mixture(tuned_only, unseen=True),
-        "original": lambda: Mixture(original_only),
+        "tuned": lambda: Mixture(always(1.0), unseen=True),
+        "original": lambda: Mixture(always(0.0)),
     },
 )
 

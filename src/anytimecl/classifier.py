@@ -4,57 +4,29 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, Self
 
-import torch
-
-from anytimecl import checkpoint as checkpoints
 from anytimecl.acceleration import DeviceStreams
 from anytimecl.backbone import Backbone
-from anytimecl.blend import Opinions, weights
-from anytimecl.checkpointer import CHECKPOINT, Checkpointer
-from anytimecl.closing import Closing
+from anytimecl.checkpointer import Checkpointer
 from anytimecl.codec import ImageBytes, make_codec
 from anytimecl.errors import StoreError
-from anytimecl.learning import Learning
+from anytimecl.label_stats import LabelStats, label_stats
 from anytimecl.lock import TurnLock
-from anytimecl.memory import Store, backup
+from anytimecl.memory import Store
 from anytimecl.memory.contract import Progress
 from anytimecl.memory.database import FILE as MEMORY_FILE
-from anytimecl.opening import PRIOR, opened, store_of
+from anytimecl.opening import opened, store_of
 from anytimecl.predicting import AskedLabels
 from anytimecl.registry import Choice
 from anytimecl.review import Vectors
+from anytimecl.saving import Saving
 from anytimecl.settings import Settings
 
-
-class LabelStats(NamedTuple):
-    """Statistics of one label.
-
-    Attributes
-    ----------
-    examples
-        Number of stored examples.
-    tuned
-        Running accuracy of the tuned model, on examples scored before they were learned.
-    original
-        Running accuracy of the original model.
-    weight
-        Weight of the tuned model in the blend.
-
-    Examples
-    --------
-    >>> LabelStats(examples=3, tuned=1.0, original=0.5, weight=0.4).examples
-    3
-    """
-
-    examples: int
-    tuned: float
-    original: float
-    weight: float
+__all__ = ["AnytimeClassifier", "LabelStats"]
 
 
-class AnytimeClassifier(Learning, Closing):
+class AnytimeClassifier(Saving):
     """Open-vocabulary image classification that learns from every single labelled image.
 
     Thread-safe: any number of threads may predict while others learn. Examples are learned one at a
@@ -187,47 +159,8 @@ class AnytimeClassifier(Learning, Closing):
             Statistics by label.
         """
         counts = self.memory.labels()
-        if not counts:
-            return {}
-        even = torch.full((1, len(counts)), 1 / len(counts))
         with self._lock.reading():
-            model = self._trainer.model
-            records = model.estimates.of_each(list(counts))
-            opinions = Opinions(even, even, torch.zeros(1), records, weights=model.weights)
-        alpha = weights(self.settings.blend, opinions).expand(1, -1)[0].tolist()
-        return {
-            label: LabelStats(count, record.tuned, record.original, weight)
-            for (label, count), record, weight in zip(
-                counts.items(), opinions.records, alpha, strict=True
-            )
-        }
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Save everything, memory included, as a folder that `from_pretrained` opens.
-
-        Parameters
-        ----------
-        folder
-            A new or empty folder.
-
-        Raises
-        ------
-        StoreError
-            The folder is not empty, or cannot be written.
-        CheckpointError
-            There is no room for the checkpoint.
-        """
-        folder = Path(folder)
-        if folder.is_file() or (folder.exists() and any(folder.iterdir())):
-            raise StoreError(f"{folder} is not empty: save into a new folder.")
-        if self.memory.closed:
-            raise StoreError("The memory is closed: open it again.")
-        with self._learning:
-            self._catch_up()
-            backup(self.memory, folder)
-            if self.backbone.prior is not None:
-                self.backbone.prior.save(folder / PRIOR)
-            checkpoints.save(self._trainer.checkpoint(), folder / CHECKPOINT)
+            return label_stats(counts, self._trainer.model, self.settings.blend)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **options: Any) -> Self:
@@ -254,23 +187,6 @@ class AnytimeClassifier(Learning, Closing):
             raise StoreError(f"There is no saved classifier in {folder}.")
         return cls.open(folder, **options)
 
-    def close(self) -> None:
-        """Write a checkpoint and close the memory; a second call does nothing.
-
-        Raises
-        ------
-        CheckpointError
-            There is no room for the checkpoint: opening the memory replays from the one before.
-        """
-        with self._learning:
-            try:
-                self._checkpointer.settle()
-                if self._checkpointer.unsaved and not self._lock.torn:
-                    self._save()
-            finally:
-                self._checkpointer.close()
-                self.memory.close()
-
     def __repr__(self) -> str:
         name, where = self.backbone.spec.name, self.memory.path
         place = "in RAM" if where is None else f"in {where.parent}"
@@ -280,10 +196,3 @@ class AnytimeClassifier(Learning, Closing):
             return f"<{type(self).__name__} of {name!r} {place}, closed>"
         told = f"{sum(known.values())} examples of {len(known)} labels"
         return f"<{type(self).__name__} of {name!r} {place}: {told}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "A classifier holds an open memory, which has one owner: it can be neither copied nor "
-            "pickled. Save it (save_pretrained) and open the copy, or open its folder with "
-            "read_only=True where it is needed."
-        )

@@ -44,6 +44,14 @@ class Imprint:
         at = list(rows)
         return self._from(known.counts[at], known.sums[at])
 
+    def into(self, shifts: Tensor, known: Statistics, rows: Sequence[int]) -> Tensor:
+        """Write those of these labels into `shifts` [row, dim], or a longer copy if it is full."""
+        missing = max(rows, default=-1) + 1 - len(shifts)
+        if missing > 0:  # twice as many, so that a new label costs O(1)
+            shifts = F.pad(shifts, (0, 0, 0, max(16, missing, len(shifts))))
+        shifts[list(rows)] = self.of(known, rows).to(shifts)
+        return shifts
+
     def ahead(self, known: Statistics, rows: Sequence[int], images: Tensor) -> Tensor:
         """Shift of each example's label once it and those before it are learned, [example, dim]."""
         labels, whole = torch.tensor(rows), (images.double() * FIXED).round().long()

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from anytimecl.checkpoint import Checkpoint
+from anytimecl.consolidation import CHUNK, OfflineTrainer
 from anytimecl.errors import CheckpointError
 from anytimecl.memory.acts import MERGE, RENAME, WITHDRAW, Act, LabelHistory
 from anytimecl.memory.contract import Progress
-from anytimecl.trainer import OFFLINE_CHUNK, Learned, Trainer
+from anytimecl.trainer import Learned
 
 
-class JournaledTrainer(Trainer):
+class JournaledTrainer(OfflineTrainer):
     """Replays learning, corrections and forgetting in order, from the start or a checkpoint."""
 
     def replay(
@@ -192,12 +193,12 @@ class JournaledTrainer(Trainer):
     ) -> tuple[list[int], Tensor]:
         """Ids of the readable ones, and the original model's embeddings of them [example, dim]."""
         found, images = [], [torch.empty(0, self.backbone.spec.dim)]
-        for start in range(0, len(examples), OFFLINE_CHUNK):
-            for each in self.memory.stored(examples[start : start + OFFLINE_CHUNK]):
+        for start in range(0, len(examples), CHUNK):
+            for each in self.memory.stored(examples[start : start + CHUNK]):
                 images.append(self.image(each.record).unsqueeze(0))
                 found.append(each.id)
             if progress is not None:
-                progress(min(start + OFFLINE_CHUNK, len(examples)), len(examples))
+                progress(min(start + CHUNK, len(examples)), len(examples))
         return found, torch.cat(images)
 
     def _repeat(self, example: int, past: LabelHistory) -> None:

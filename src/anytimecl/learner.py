@@ -7,7 +7,6 @@ frozen, so that image embeddings stay in the text space. This is the reference s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -38,11 +37,8 @@ class Learner:
             name: value.clone() if spec.tail.trains(name) else value
             for name, value in self.original.items()
         }
-        self._blocks = (
-            ()
-            if config.tune == "classifier"
-            else tuple(name for name in self.params if spec.tail.trains(name))
-        )
+        tuned = () if config.tune == "classifier" else self.params
+        self._blocks = [name for name in tuned if spec.tail.trains(name)]
         some = next(iter(self.params.values()))
         self.other = some.new_zeros(())  # the logit of "other", divided by the logit scale
         # [label, dim]: added to the text embeddings; a trainable classifier, or imprinted images.
@@ -181,19 +177,6 @@ class Learner:
         """A function that takes the next step of a stream."""
         return partial(self.take, steps)
 
-    def apply_offline(
-        self, gradients: Mapping[str, Gradient], optimiser: AdamW, progress: float, size: int
-    ) -> None:
-        """A step of consolidation, at `progress` (0 to 1) of the cosine schedule.
-
-        The caller passes a fresh optimiser for each run: moments of online steps do not suit
-        batches of thousands.
-        """
-        least = self.config.offline_least_lr
-        lr = max(self.config.offline_lr * size / self.config.offline_batch, least)
-        lr = least + (lr - least) * (1 + math.cos(math.pi * progress)) / 2
-        optimiser.step(self.trainable(), gradients, lr)
-
     def decode(
         self, codec: Codec, examples: Sequence[int], records: Sequence[bytes]
     ) -> Tensor | TailInput:
@@ -209,24 +192,15 @@ class Learner:
         if self.config.tune != "block" and missing > 0:
             self._change_rows(lambda tensor: F.pad(tensor, (0, 0, 0, missing)))
 
-    def imprint(self, rows: Sequence[int], shifts: Tensor) -> None:
-        """Set the shifts [row, dim] of these labels."""
-        missing = max(rows, default=-1) + 1 - len(self.shifts)
-        if missing > 0:  # twice as many, so that a new label costs O(1)
-            self.shifts = F.pad(self.shifts, (0, 0, 0, max(16, missing, len(self.shifts))))
-        self.shifts[list(rows)] = shifts.to(self.shifts)
-
     def drop_row(self, row: int) -> None:
         """Remove a label's row; later rows move up."""
-        if self.config.tune != "block":
-            self._change_rows(lambda tensor: _without(tensor, row))
-        else:
-            self.shifts = _without(self.shifts, row)
+        self._change_rows(lambda tensor: torch.cat([tensor[:row], tensor[row + 1 :]]))
 
     def _change_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        first, second = self.optimiser.moments["classifier"]
         self.shifts = change(self.shifts)
-        self.optimiser.moments["classifier"] = (change(first), change(second))
+        if self.config.tune != "block":
+            first, second = self.optimiser.moments["classifier"]
+            self.optimiser.moments["classifier"] = (change(first), change(second))
 
     def state(self) -> dict[str, Tensor]:
         """Trained weights, moments and step count, for `restore`."""
@@ -240,17 +214,11 @@ class Learner:
         if "weights.classifier" in state:
             self.make_room(len(state["weights.classifier"]))
         current = self.state()
-        if state.keys() != current.keys() or any(
-            state[name].shape != value.shape for name, value in current.items()
-        ):
+        if {n: t.shape for n, t in state.items()} != {n: t.shape for n, t in current.items()}:
             raise CheckpointError("The checkpoint holds the weights of another model or setting.")
         for name, value in current.items():
             value.copy_(state[name])
         self.optimiser.steps = int(state["steps"])
-
-
-def _without(tensor: Tensor, row: int) -> Tensor:
-    return torch.cat([tensor[:row], tensor[row + 1 :]])
 
 
 def shifted(vectors: Tensor, shifts: Tensor, rows: Tensor) -> Tensor:

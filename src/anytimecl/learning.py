@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from anytimecl.errors import AnytimeError, LabelError, StoreError
+from anytimecl.errors import AnytimeError, LabelError, ModelError, StoreError
 from anytimecl.images import ImageSource
 from anytimecl.labels import clean_labels, teachable
 from anytimecl.memory import FileKey, RequestKey, Row
@@ -106,6 +106,8 @@ class Learning(Recording):
 
         Raises
         ------
+        ModelError
+            They are not the tokens of one image.
         LabelError
             The label cannot be used.
         KeyUsedError
@@ -114,6 +116,9 @@ class Learning(Recording):
             The memory is read-only, closed or damaged, or the disk is full.
         """
         label, chosen = _check(label, candidates)
+        if not isinstance(tokens, Tensor):
+            given = type(tokens).__name__
+            raise ModelError(f"Tokens are a tensor, as `encode` gives them, not {given}.")
         record = self._compressed(tokens)._replace(source=source, thumbnail=thumbnail)
         return self._learn(record, label, chosen, key)
 

@@ -6,9 +6,9 @@ It works on labels and image embeddings; it knows nothing of image files, storag
 from __future__ import annotations
 
 import copy
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,28 +17,19 @@ from anytimecl.acceleration import OnlineLearner
 from anytimecl.backbone.prior import Prior
 from anytimecl.backbone.spec import Spec
 from anytimecl.blend import BLENDS, Estimates, Opinions, unlearned
-from anytimecl.errors import LabelError
+from anytimecl.evidence import Evidence, Latest
 from anytimecl.experts import GaussianExpert, InstanceExpert, OtherExperts
 from anytimecl.experts.gaussian import last_step
 from anytimecl.imprint import Imprint, left_out_cosines
 from anytimecl.label_table import LabelTable
 from anytimecl.learner import Learner
-from anytimecl.pool import RECENT, Familiar, start_weights, weigh
+from anytimecl.pool import Familiar, start_weights, weigh
 from anytimecl.settings import Settings
 from anytimecl.tail import Params, TailInput
 from anytimecl.threads import one_thread
 
 VECTORS = "vectors"  # label embeddings, in a checkpoint
 POOLED = ("tuned", "original", "gaussian")
-
-
-class Evidence(NamedTuple):
-    """An example's image embeddings just before it was learned: evidence for the pool weights."""
-
-    example: int
-    label: str
-    tuned: Tensor  # [dim], unit, of the tuned model
-    original: Tensor  # [dim], unit, of the original model
 
 
 class Model:
@@ -61,10 +52,10 @@ class Model:
         self.gaussian = GaussianExpert(spec.dim, prior)
         self.instances = InstanceExpert(spec.dim, prior)
         self.imprint = Imprint.of_settings(settings.learner, prior)
-        self.others = OtherExperts(settings.other_experts, spec.dim, prior)
-        self.weights = start_weights((*POOLED, *self.others.names), names=spec.names)
+        self.others = OtherExperts(partial(settings.other_experts, spec.dim, prior))
+        self.weights = start_weights((*POOLED, *self.others.experts), names=spec.names)
         self.familiar: Familiar | None = None
-        self.evidence: deque[Evidence] = deque(maxlen=RECENT)
+        self.evidence = Latest()
         self.table = LabelTable(torch.empty(0, spec.dim, device=self.learner.other.device))
         self.labels, self.rows = self.table.labels, self.table.rows  # the same objects
         self._wants_experts = BLENDS.make(settings.blend).hears_experts
@@ -119,17 +110,6 @@ class Model:
             return None
         return self.spec.logit_scale * tuned @ vectors.T
 
-    def check_taught(self, names: Sequence[str]) -> None:
-        """Raise LabelError for unseen labels of an image-only model, which knows no texts."""
-        unknown = [] if self.spec.names else [name for name in names if name not in self.rows]
-        if unknown:
-            more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
-            raise LabelError(
-                f"{self.spec.name} knows images only, so it can tell no label that it was not "
-                f"taught: {', '.join(map(repr, unknown[:3]))}{more}. Teach an image of each, "
-                "leave them out, or use a model with a text side."
-            )
-
     def of_logits(
         self,
         tuned: Tensor,
@@ -170,30 +150,30 @@ class Model:
         found.instances, found.rows = copy.copy(self.instances), dict(self.rows)
         found.others = self.others.answering()
         found.estimates = Estimates.restored(self.estimates.state())
-        found.evidence, found.weights = deque(), dict(self.weights)
+        found.evidence, found.weights = Latest(), dict(self.weights)
         del found.learner, found.table
         return found
 
     def advance(self, example: int) -> None:
-        """Call before learning an example: at certain steps, refits space and pool weights."""
+        """Before an example is learned: at certain steps, refit space and pool weights."""
         if self.gaussian.advance(example):
             self._fit()
 
     def learned(self, seen: Evidence, *, tuned: bool, original: bool) -> None:
         """Add a learned example; `tuned` and `original`: whether each model had been right."""
+        self.advance(seen.example)
         row = self.rows[seen.label]
-        self.estimates.add(seen.label, tuned=tuned, original=original)
         self.gaussian.add(seen.example, row, seen.original)
-        if self.imprint is not None:
-            self.imprinted([row])
         if self.others.experts:
             self.others.add([seen.example], [row], [seen.original])
+        self._imprint([row])
         if not tuned:
-            self.instances.add(seen.example, row, seen.original)
+            self.instances.add([seen.example], [row], seen.original[None])
         self.evidence.append(seen)
+        self.estimates.add(seen.label, tuned=tuned, original=original)
 
     def learned_many(self, seen: Sequence[Evidence], right: Sequence[tuple[bool, bool]]) -> None:
-        """Call `advance` and `learned` for many, in order: the same result in less time.
+        """Call `learned` for many, in order: the same result in less time.
 
         `right` holds for each whether the tuned and the original model were right.
         """
@@ -205,25 +185,22 @@ class Model:
                 self.advance(last)
             if not some:
                 continue
-            rows = [self.rows[one.label] for one in some]
-            self.gaussian.add_many(rows, torch.stack([one.original for one in some]))
-            self.others.add([one.example for one in some], rows, [one.original for one in some])
-            wrong = [i for i in range(len(some)) if not right[start + i][0]]
-            if wrong:
-                self.instances.add_many(
-                    [some[i].example for i in wrong],
-                    [rows[i] for i in wrong],
-                    torch.stack([some[i].original for i in wrong]),
-                )
+            ids, rows = [one.example for one in some], [self.rows[one.label] for one in some]
+            images = torch.stack([one.original for one in some])
+            self.gaussian.add_many(rows, images)
+            self.others.add(ids, rows, list(images))
+            wrong = [i for i, (tuned, _) in enumerate(right[start:end]) if not tuned]
+            self.instances.add([ids[i] for i in wrong], [rows[i] for i in wrong], images[wrong])
             self.evidence.extend(some)
-        self.imprinted(sorted({self.rows[one.label] for one in seen}))
+        self._imprint(sorted({self.rows[one.label] for one in seen}))
         for one, (tuned, original) in zip(seen, right, strict=True):
             self.estimates.add(one.label, tuned=tuned, original=original)
 
-    def imprinted(self, rows: Sequence[int]) -> None:
+    def _imprint(self, rows: Sequence[int]) -> None:
         """Update the imprinted vectors of these labels."""
         if self.imprint is not None:
-            self.learner.imprint(rows, self.imprint.of(self.gaussian.now, rows))
+            shifts, now = self.learner.shifts, self.gaussian.now
+            self.learner.shifts = self.imprint.into(shifts, now, rows)
 
     def remove(self, example: int, label: str, image: Tensor | None) -> None:
         """Remove an example from the experts, exactly.
@@ -232,7 +209,7 @@ class Model:
         """
         if image is not None:
             self.gaussian.remove(example, self.rows[label], image)
-            self.imprinted([self.rows[label]])
+            self._imprint([self.rows[label]])
             self.others.remove(example, self.rows[label], image)
         self.let_go([example])
 
@@ -245,28 +222,22 @@ class Model:
             self.gaussian.remove(example, self.rows[before], image)
             self.others.remove(example, self.rows[before], image)
             self.gaussian.add(example, self.rows[label], image)
-            self.imprinted([self.rows[before], self.rows[label]])
+            self._imprint([self.rows[before], self.rows[label]])
             self.others.add([example], [self.rows[label]], [image])
-        self._retell(lambda seen: seen.example == example, label)
+        self.evidence.relabel(lambda seen: seen.example == example, label)
         return self.instances.move(example, self.rows[label])
 
     def rename(self, label: str, to: str, vector: Tensor) -> None:
         """Rename a label: the same images, another text embedding."""
         self.table.rename(label, to, vector)
         self.estimates.rename(label, to)
-        self._retell(lambda seen: seen.label == label, to)
-
-    def _retell(self, about: Callable[[Evidence], bool], label: str) -> None:
-        told = (seen._replace(label=label) if about(seen) else seen for seen in self.evidence)
-        self.evidence = deque(told, maxlen=RECENT)
+        self.evidence.relabel(lambda seen: seen.label == label, to)
 
     def let_go(self, examples: Collection[int]) -> None:
         """Remove examples from everything except the statistics."""
         gone = set(examples)
         self.instances.remove(gone)
-        kept = [seen for seen in self.evidence if seen.example not in gone]
-        if len(kept) < len(self.evidence):
-            self.evidence = deque(kept, maxlen=RECENT)
+        self.evidence.drop(gone)
 
     @property
     def kept(self) -> set[int]:
@@ -277,7 +248,7 @@ class Model:
         """Recompute the statistics from these examples, in order, and no others."""
         rows = [self.rows[label] for label in labels]
         self.gaussian.count(examples, rows, images, len(self.labels))
-        self.imprinted(range(len(self.labels)))
+        self._imprint(range(len(self.labels)))
         self.others.count(examples, rows, images, len(self.labels))
 
     def evidence_scores(self) -> tuple[dict[str, Tensor], Tensor, Tensor]:
@@ -289,15 +260,10 @@ class Model:
         counts = self.gaussian.now.counts.tolist()
         seen_rows = [row for row, count in enumerate(counts) if count]  # a stream adds labels ahead
         place = {row: at for at, row in enumerate(seen_rows)}
-        found = [seen for seen in self.evidence if self.rows.get(seen.label, -1) in place]
-        found = found[-RECENT:]
+        found = Latest(one for one in self.evidence if self.rows.get(one.label, -1) in place)
         target = [self.rows[seen.label] for seen in found]
         numbers = [seen.example for seen in found]
-        empty = [torch.empty(0, self.spec.dim)]
-        tuned, original = (
-            torch.cat(empty + [getattr(seen, name).unsqueeze(0) for seen in found])
-            for name in ("tuned", "original")
-        )
+        tuned, original = found.tensors(self.spec.dim).values()
         vectors = self.vectors.float().cpu()[seen_rows]
         at = torch.tensor([place[row] for row in target], dtype=torch.long)
         ratios, typical = self.gaussian.judged_left_out(original, target, numbers)
@@ -337,15 +303,13 @@ class Model:
 
     def tensors(self) -> dict[str, Tensor]:
         """State for a checkpoint, as tensors."""
-        dim = self.spec.dim
-        kept = {
-            f"evidence.{name}": torch.stack(
-                [getattr(seen, name) for seen in self.evidence] or [torch.empty(0)]
-            ).reshape(-1, dim)
-            for name in ("tuned", "original")
-        }
         experts = self.gaussian.state() | self.instances.state() | self.others.state()
-        return self.learner.state() | {VECTORS: self.vectors} | experts | kept
+        return (
+            self.learner.state()
+            | {VECTORS: self.vectors}
+            | experts
+            | self.evidence.tensors(self.spec.dim)
+        )
 
     def plain(self) -> dict[str, Any]:
         """The rest of the state, as JSON values."""
@@ -354,8 +318,8 @@ class Model:
             "estimates": self.estimates.state(),
             "weights": dict(self.weights),
             "familiar": self.familiar,
-            "experts": self.others.names,
-            "evidence": [[seen.example, seen.label] for seen in self.evidence],
+            "experts": list(self.others.experts),
+            "evidence": self.evidence.plain(),
         }
 
     def restore(self, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> bool:
@@ -364,20 +328,17 @@ class Model:
             self.enter(label, vector)
         self.estimates = Estimates.restored(plain["estimates"])
 
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {name: t for name, t in tensors.items() if name.startswith(prefix)}
+        def part(*prefixes: str) -> dict[str, Tensor]:
+            return {name: t for name, t in tensors.items() if name.startswith(prefixes)}
 
-        own = ("weights.", "first.", "second.", "steps")
-        self.learner.restore({name: t for name, t in tensors.items() if name.startswith(own)})
+        self.learner.restore(part("weights.", "first.", "second.", "steps"))
         self.weights |= plain.get("weights", {})
         if plain.get("familiar"):
             self.familiar = Familiar(*plain["familiar"])
         if not part("gaussian."):
             return False
         self.gaussian.restore(part("gaussian."))
-        self.imprinted(range(len(self.labels)))
+        self._imprint(range(len(self.labels)))
         self.instances.restore(part("instance."))
-        pairs = zip(tensors["evidence.tuned"], tensors["evidence.original"], strict=True)
-        for (example, label), (tuned, original) in zip(plain["evidence"], pairs, strict=True):
-            self.evidence.append(Evidence(example, label, tuned, original))
+        self.evidence.restore(tensors, plain["evidence"])
         return self.others.restore(part("expert."), plain.get("experts", ()))

@@ -286,15 +286,28 @@ class Predicting:
             listed = isinstance(labels, Iterable) and getattr(labels, "ndim", 1) == 1
             texts = isinstance(labels, str | bytes) or not listed
             given = tuple(clean_labels(labels) if texts else labels)  # which says what is wrong
-        last = self._last_asked
-        if last is not None and last.given == given:
-            return last
-        cleaned = clean_labels(given) if labels is None else askable(given)
-        if labels is not None:
-            self._trainer.model.check_taught(cleaned)
-        asked = AskedLabels(given, cleaned, self._trainer.embed(cleaned))
-        self._last_asked = asked if asked.vectors.nbytes <= KEPT_BYTES else None
+        asked = self._last_asked
+        if asked is None or asked.given != given:
+            cleaned = clean_labels(given) if labels is None else askable(given)
+            asked = AskedLabels(given, cleaned, self._trainer.embed(cleaned))
+            self._last_asked = asked if asked.vectors.nbytes <= KEPT_BYTES else None
+        if labels is not None:  # also if they are cached: one may have been renamed since
+            self._check_taught(asked.labels)
         return asked
+
+    def _check_taught(self, labels: Sequence[str]) -> None:
+        """Raise LabelError for unseen labels of an image-only model, which knows no texts."""
+        spec = self.backbone.spec
+        if spec.names:
+            return
+        known = self._trainer.rows
+        if unknown := [label for label in labels if label not in known]:
+            more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+            raise LabelError(
+                f"{spec.name} knows images only, so it can tell no label that it was not taught: "
+                f"{', '.join(map(repr, unknown[:3]))}{more}. Teach an image of each, leave them "
+                "out, or use a model with a text side."
+            )
 
     def _answers(self, tokens: Tensor, asked: AskedLabels, threshold: float) -> list[Prediction]:
         opinions = self._opinions(tokens, asked)

@@ -65,12 +65,12 @@ class Recording(Curation):
         loaded = load_image(image)  # has the best error messages
         small = thumbnail_of(loaded) if self.memory.thumbnails else None
         if isinstance(self._codec, ImageBytes):
-            record = self._codec.encode_image(file_of(image))
-            tokens = self._codec.decode([record])  # cached for learning; no lock is held here
-            return Record(record, digest_of(tokens[0]), source, small)
+            data = self._codec.encode_image(file_of(image))
+            tokens = self._codec.decode([data])  # cached for learning; no lock is held here
+            return Record(data, digest_of(tokens[0]), source, small)
         with self._streams.encoding():  # a GPU's step goes on meanwhile
-            compressed = self._compressed(self.backbone.encode([loaded])[0])
-        return compressed._replace(source=source, thumbnail=small)
+            [tokens] = self.backbone.encode([loaded])
+            return Record(self._codec.encode(tokens), digest_of(tokens), source, small)
 
     def _compressed(self, tokens: Tensor) -> Record:
         return Record(self._codec.encode(tokens), digest_of(tokens))

@@ -15,7 +15,6 @@ from anytimecl.codec import CODECS, Codec
 from anytimecl.codec import DEFAULT as DEFAULT_CODEC
 from anytimecl.errors import PartError, StoreError
 from anytimecl.experts import EXPERTS, Expert
-from anytimecl.experts.others import refuse_names
 from anytimecl.registry import Choice, Named, Registry
 from anytimecl.sampling import SAMPLERS, Sampler
 
@@ -89,12 +88,9 @@ class LearnerConfig:
         for item in ("batch", "offline_batch"):
             object.__setattr__(self, item, _whole(item, getattr(self, item)))
         for item in _NUMBERS:
-            object.__setattr__(self, item, _number(item, getattr(self, item)))
+            object.__setattr__(self, item, _from_zero(item, getattr(self, item)))
         if self.scale is not None:
-            object.__setattr__(self, "scale", _number("scale", self.scale))
-        for item in ("eager", "imprint"):
-            if getattr(self, item) < 0:
-                raise ValueError(f"{item} is 0 or more, not {getattr(self, item)!r}.")
+            object.__setattr__(self, "scale", _from_zero("scale", self.scale))
 
 
 @dataclass(frozen=True)
@@ -145,7 +141,10 @@ class Settings:
             object.__setattr__(self, item, _one_form(known, getattr(self, item)))
         experts = self.experts if isinstance(self.experts, list | tuple) else (self.experts,)
         object.__setattr__(self, "experts", tuple(_one_form(EXPERTS, each) for each in experts))
-        refuse_names([EXPERTS.named(each).name for each in self.experts], OWN_EXPERTS)
+        names = [*OWN_EXPERTS, *(EXPERTS.named(each).name for each in self.experts)]
+        for at, name in enumerate(names):
+            if name in names[:at]:
+                raise PartError(f"There is an expert {name!r} already: each has a name of its own.")
         if not isinstance(self.learner, LearnerConfig):
             raise ValueError(f"learner is LearnerConfig(...), not {self.learner!r}.")
         if not 0 < _number("eta", self.eta) < 1:
@@ -285,6 +284,12 @@ def _whole(item: str, value: Any) -> int:
     if not isinstance(value, numbers.Integral) or value < 1:
         raise ValueError(f"{item} is a whole number from 1, not {value!r}.")
     return int(value)
+
+
+def _from_zero(item: str, value: Any) -> float:
+    if (number := _number(item, value)) < 0:
+        raise ValueError(f"{item} is 0 or more, not {value!r}.")
+    return number
 
 
 def _number(item: str, value: Any) -> float:

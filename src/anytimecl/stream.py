@@ -24,8 +24,9 @@ from anytimecl.acceleration import OnlineLearner
 from anytimecl.backbone.prior import Prior
 from anytimecl.backbone.spec import Spec
 from anytimecl.blend import Estimates, Opinions
+from anytimecl.evidence import Evidence
 from anytimecl.learner import Learner
-from anytimecl.model import Evidence, Model
+from anytimecl.model import Model
 from anytimecl.sampling import SAMPLERS
 from anytimecl.settings import Settings
 from anytimecl.step import Batch
@@ -118,7 +119,7 @@ class StreamLearner:
             torch.zeros(STRETCH, 0 if self.model.imprint is None else spec.dim, device=device),
         )
         if self.model.imprint is not None:  # allocated once: a captured step keeps the address
-            self.learner.imprint(range(room), torch.zeros(room, spec.dim))
+            self.learner.shifts = self.learner.shifts.new_zeros(room, spec.dim)
         self.rate = torch.zeros((), device=device)  # of this turn
         self._turn = torch.zeros(1, dtype=torch.long, device=device)
         self._right = torch.zeros(STRETCH, dtype=torch.bool, device=device)

@@ -34,9 +34,9 @@ def suspicion(
     sound.count(range(1, len(own) + 1), own, images[trusted], expert.now.rows)
     second = _doubts(sound, images, rows, WEIGHT, known=set(trusted))
     lost = sound.now.counts[list(rows)] == 0  # every example of the label was suspected
-    return (
-        torch.where(lost, _doubts(expert, images, rows, WEIGHT), second) if lost.any() else second
-    )
+    if not lost.any():
+        return second
+    return torch.where(lost, _doubts(expert, images, rows, WEIGHT), second)
 
 
 def without_itself(expert: GaussianExpert, images: Tensor, rows: Sequence[int]) -> Tensor:

@@ -128,6 +128,11 @@ def images_of(params: Params, spec: TailSpec, tokens: Tensor | TailInput) -> Ten
     return F.normalize(embed(params, spec, tokens), dim=-1)
 
 
+def first_image(params: Params, spec: TailSpec, tokens: Tensor | TailInput) -> Tensor:
+    """Embedding [dim] of a batch's first image, as if it were alone: always the same bits."""
+    return images_of(params, spec, first(tokens))[0].float().cpu()
+
+
 def look(tokens: Tensor, eps: float) -> TailInput:
     """Tokens [batch, token, width] as input of a tail of one block."""
     return TailInput(tokens[:, 0], Tokens(normalise(tokens, eps)))

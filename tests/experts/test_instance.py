@@ -36,7 +36,7 @@ def log_distance(one: Tensor, other: Tensor) -> float:
 def kept(examples: Sequence[int], rows: Sequence[int], images: Tensor) -> InstanceExpert:
     expert = InstanceExpert(DIM, PRIOR)
     for example, row, image in zip(examples, rows, images, strict=True):
-        expert.add(example, row, image)
+        expert.add([example], [row], image[None])
     return expert
 
 
@@ -87,7 +87,7 @@ def test_an_image_that_is_far_from_all_is_no_copy_however_wide_the_bells() -> No
 
 def test_without_a_prior_or_without_images_nothing_is_a_copy() -> None:
     silent = InstanceExpert(DIM)
-    silent.add(1, 0, some_images(1)[0])
+    silent.add([1], [0], some_images(1))
     assert silent.examples == []
     for expert in (silent, InstanceExpert(DIM, PRIOR), kept([1], [4], some_images(1))):
         sure, at = expert.nearest(some_images(3), [0, -1])
@@ -103,9 +103,9 @@ def test_many_at_once_are_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(instance, "CHUNK", chunk)
         one = kept(range(1, 26), rows, images)
         many = InstanceExpert(DIM, PRIOR)
-        many.add_many(range(1, 8), rows[:7], images[:7])
-        many.add_many([], [], images[:0])
-        many.add_many(range(8, 26), rows[7:], images[7:])
+        many.add(range(1, 8), rows[:7], images[:7])
+        many.add([], [], images[:0])
+        many.add(range(8, 26), rows[7:], images[7:])
         for expert in (one, many):
             assert expert.examples == list(range(16, 26))
             assert expert.state()["instance.rows"].tolist() == rows[15:]
@@ -150,7 +150,7 @@ def test_restored_it_is_the_same_and_goes_on_so() -> None:
     again.restore(saved)
     for n in range(6, 12):
         for each in (expert, again):
-            each.add(n + 1, n % 3, images[n])
+            each.add([n + 1], [n % 3], images[n : n + 1])
     expert.remove([2])
     again.remove([2])
     assert changed(expert.state(), again.state()) == []

@@ -15,6 +15,7 @@ from tests.test_learner import CONFIG, batch_of
 from torch import Tensor
 
 from anytimecl.classifier import AnytimeClassifier
+from anytimecl.consolidation import offline_step
 from anytimecl.fast import FastLearner, bf16, low_rank
 from anytimecl.fast.bf16 import copies_of
 from anytimecl.fast.stacked import STACKED
@@ -82,7 +83,7 @@ def test_copies_follow_what_is_learned(form: str) -> None:
         if not name.endswith("k_proj.bias"):
             assert (mine - value).norm() < 0.5 * (value - start).norm(), name
     assert any(not torch.equal(p, p.bfloat16().float()) for p in learner.trainable().values())
-    learner.apply_offline(learner.look_ahead(batch(3)).whole(), learner.fresh_optimiser(), 0.5, 64)
+    offline_step(learner, learner.look_ahead(batch(3)).whole(), learner.fresh_optimiser(), 0.5, 64)
     check_copies(learner)
     assert all(value.dtype != torch.bfloat16 for value in learner.state().values())
     learner.restore(begun)

@@ -13,6 +13,7 @@ from tests import helpers
 from tests.serve.conftest import Service, opened, png, text
 
 from anytimecl.classifier import AnytimeClassifier
+from anytimecl.consolidation import OfflineTrainer
 from anytimecl.labels import NONE_OF_THESE
 from anytimecl.serve.app import create_app
 from anytimecl.serve.assets import ASSETS
@@ -21,7 +22,6 @@ from anytimecl.serve.fair import Ticket
 from anytimecl.serve.memories import Memories
 from anytimecl.serve.options import Options
 from anytimecl.serve.tokens import AccessTokens
-from anytimecl.trainer import Trainer
 
 
 def test_predicts_as_the_classifier_does(service: Service) -> None:
@@ -220,14 +220,14 @@ def test_lessons_wait_for_a_consolidation_and_predictions_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     let_go, entered = threading.Event(), threading.Event()
-    keep = Trainer.consolidate
+    keep = OfflineTrainer.consolidate
 
-    def slowly(self: Trainer, *args: object) -> None:
+    def slowly(self: OfflineTrainer, *args: object) -> None:
         entered.set()
         assert let_go.wait(60)
         keep(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Trainer, "consolidate", slowly)
+    monkeypatch.setattr(OfflineTrainer, "consolidate", slowly)
     with opened(None, AccessTokens({}), learn_seconds=0.3) as service:
         service.learn(1, "cat")
         job = service.client.post("/v1/consolidate").json()["id"]

@@ -267,10 +267,8 @@ class GaussianExpert:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore from `state`; its labels have been added before."""
         mine = self.state()
-        if state.keys() != mine.keys() or any(
-            (state[name].shape, state[name].dtype) != (value.shape, value.dtype)
-            for name, value in mine.items()
-        ):
+        theirs, ours = ({n: (t.shape, t.dtype) for n, t in s.items()} for s in (state, mine))
+        if theirs != ours:
             raise CheckpointError("The checkpoint has statistics of other labels or another model.")
         for name, value in mine.items():
             value.copy_(state[name])

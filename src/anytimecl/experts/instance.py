@@ -35,7 +35,7 @@ class InstanceExpert:
     """Kept images, and the probability that another image is a copy of one.
 
     >>> expert = InstanceExpert(2)
-    >>> expert.add(1, 0, torch.tensor([1.0, 0.0]))
+    >>> expert.add([1], [0], torch.tensor([[1.0, 0.0]]))
     >>> expert.nearest(torch.eye(2), [0])[0].tolist()
     [0.0, 0.0]
 
@@ -51,16 +51,8 @@ class InstanceExpert:
         self._apart = torch.zeros(0)  # log-distance of each to the nearest earlier one; inf: none
 
     @one_thread()
-    def add(self, example: int, row: int, image: Tensor) -> None:
-        """Keep an image that the tuned model predicted wrongly."""
-        self._add([example], [row], image.unsqueeze(0))
-
-    @one_thread()
-    def add_many(self, examples: Sequence[int], rows: Sequence[int], images: Tensor) -> None:
-        """Keep several, in order."""
-        self._add(examples, rows, images)
-
-    def _add(self, examples: Sequence[int], rows: Sequence[int], images: Tensor) -> None:
+    def add(self, examples: Sequence[int], rows: Sequence[int], images: Tensor) -> None:
+        """Keep images that the tuned model predicted wrongly, in order."""
         if self.prior is None:
             return
         for start in range(0, len(examples), CHUNK):
@@ -120,9 +112,7 @@ class InstanceExpert:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore from `state`."""
         mine = self.state()
-        if state.keys() != mine.keys() or any(
-            state[name].shape[1:] != value.shape[1:] for name, value in mine.items()
-        ):
+        if {n: t.shape[1:] for n, t in state.items()} != {n: t.shape[1:] for n, t in mine.items()}:
             raise CheckpointError("The checkpoint has images of another model.")
         self._examples, self._rows, self._images, self._apart = (
             state[name].clone() for name in mine

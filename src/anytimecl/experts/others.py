@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from anytimecl.backbone.prior import Prior
-from anytimecl.errors import PartError
-
 
 class OtherExperts:
     """Experts by name; `make` constructs them without examples."""
 
-    def __init__(
-        self, make: Callable[[int, Prior | None], dict[str, Any]], dim: int, prior: Prior | None
-    ) -> None:
-        self._make = partial(make, dim, prior)
-        self.experts = self._make()
-
-    @property
-    def names(self) -> list[str]:
-        """Names in the order of the settings."""
-        return list(self.experts)
+    def __init__(self, make: Callable[[], dict[str, Any]]) -> None:
+        self._make = make
+        self.experts = make()
 
     def enter(self) -> None:
         """Add a label."""
@@ -62,8 +51,8 @@ class OtherExperts:
         self, images: Tensor, rows: Sequence[int], device: torch.device
     ) -> dict[str, Tensor]:
         """Scores [image, label] by expert."""
-        asked = self.experts.items()
-        return {name: expert.scores(images, rows).to(device) for name, expert in asked}
+        found = {name: expert.scores(images, rows) for name, expert in self.experts.items()}
+        return {name: scores.to(device) for name, scores in found.items()}
 
     def left_out(
         self, images: Tensor, rows: Sequence[int], examples: Sequence[int]
@@ -88,16 +77,9 @@ class OtherExperts:
 
     def restore(self, state: Mapping[str, Tensor], there: Sequence[str]) -> bool:
         """Restore from `state`, which has experts by the names `there`; False if one is missing."""
-        if not set(self.names) <= set(there):
+        if not self.experts.keys() <= set(there):
             return False
         for name, expert in self.experts.items():
             own = f"expert.{name}."
             expert.restore({k.removeprefix(own): t for k, t in state.items() if k.startswith(own)})
         return True
-
-
-def refuse_names(names: Sequence[str], taken: Sequence[str]) -> None:
-    """Raise PartError if two experts have the same name."""
-    for at, name in enumerate(names):
-        if name in taken or name in names[:at]:
-            raise PartError(f"There is an expert {name!r} already: each has a name of its own.")

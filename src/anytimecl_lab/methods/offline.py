@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from anytimecl.blend import BLENDS, blend
+from anytimecl.evidence import Evidence
 from anytimecl.loss import anytime_loss
-from anytimecl.model import Evidence, Model
+from anytimecl.model import Model
 from anytimecl.settings import LearnerConfig, Settings
 from anytimecl.tail import TailInput
 from anytimecl_lab.methods._base import Method
