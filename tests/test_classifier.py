@@ -32,7 +32,7 @@ from tests.helpers import (
 )
 
 from anytimecl import checkpoint as checkpoints
-from anytimecl import checkpointer, predicting
+from anytimecl import checkpointer, opening, predicting
 from anytimecl.acceleration import OnlineLearner
 from anytimecl.backbone.text import LabelCache
 from anytimecl.backbone.trunk import block
@@ -1401,6 +1401,21 @@ def test_what_a_memory_could_never_be_opened_with_makes_none(
     with pytest.raises(ValueError, match=r"holds \{\} once|cannot be made with"):
         opened(tmp_path / "m", settings=settings(**wrong))
     assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("item", ["lr", "weight_decay", "beta", "scale"])
+def test_what_unlearns_makes_no_memory_and_opens_an_old_one(
+    item: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = settings(learner=dataclasses.replace(FAST, **{item: -1e-3}))
+    with pytest.raises(ValueError, match=f"{item} is 0 or more"):
+        opened(tmp_path / "m", settings=chosen)
+    assert not (tmp_path / "m").exists()
+    with monkeypatch.context() as before:
+        before.setattr(opening, "check_makeable", lambda *_: None)
+        opened(tmp_path / "m", settings=chosen).close()
+    with opened(tmp_path / "m") as classifier:
+        classifier.learn_one(*lesson(0))
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:

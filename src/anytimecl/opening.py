@@ -69,6 +69,7 @@ def opened(
 
 def check_makeable(chosen: Settings, backbone: Backbone) -> None:
     """An error before a memory is made: what it is made with, it keeps."""
+    chosen.learner.check()
     make_codec(chosen.codec, backbone.spec, backbone.tail)
     SAMPLERS.make(chosen.sampler)
     BLENDS.make(chosen.blend)

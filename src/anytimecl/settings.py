@@ -88,9 +88,19 @@ class LearnerConfig:
         for item in ("batch", "offline_batch"):
             object.__setattr__(self, item, _whole(item, getattr(self, item)))
         for item in _NUMBERS:
-            object.__setattr__(self, item, _from_zero(item, getattr(self, item)))
+            object.__setattr__(self, item, _number(item, getattr(self, item)))
         if self.scale is not None:
-            object.__setattr__(self, "scale", _from_zero("scale", self.scale))
+            object.__setattr__(self, "scale", _number("scale", self.scale))
+        self._refuse_negative("eager", "imprint")
+
+    def check(self) -> None:
+        """Raise ValueError for values that learn nothing, which older memories may hold."""
+        self._refuse_negative(*_NUMBERS, "scale")
+
+    def _refuse_negative(self, *items: str) -> None:
+        for item in items:
+            if (getattr(self, item) or 0) < 0:
+                raise ValueError(f"{item} is 0 or more, not {getattr(self, item)!r}.")
 
 
 @dataclass(frozen=True)
@@ -284,12 +294,6 @@ def _whole(item: str, value: Any) -> int:
     if not isinstance(value, numbers.Integral) or value < 1:
         raise ValueError(f"{item} is a whole number from 1, not {value!r}.")
     return int(value)
-
-
-def _from_zero(item: str, value: Any) -> float:
-    if (number := _number(item, value)) < 0:
-        raise ValueError(f"{item} is 0 or more, not {value!r}.")
-    return number
 
 
 def _number(item: str, value: Any) -> float:
