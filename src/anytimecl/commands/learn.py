@@ -127,6 +127,7 @@ def learn(
     Ends with 0 if all went well, 1 if some image could not be used, 2 if nothing was done, and 130
     after Ctrl-C.
     """
+    options = _store_options(store, cap, durability, thumbnails=thumbnails)
     refs = _choose_split(folder, split)
     if not _agreed(refs, folder, memory, dry_run=dry_run, yes=yes):
         return
@@ -134,11 +135,6 @@ def learn(
     def choose(settings: Settings) -> Settings:
         return _chosen(settings, codec, sampler, seed, expert, blend)
 
-    if durability not in ("process", "full"):
-        raise typer.BadParameter("Give process or full.", param_hint="--durability")
-    options: dict[str, Any] = {"cap": cap, "durability": durability, "thumbnails": thumbnails}
-    if store is not None:
-        options = {"store": _common.choice(store)}  # it has options of its own
     with _common.owning(memory, model, choose, **options) as classifier:
         if shuffle:
             random.Random(classifier.settings.seed).shuffle(refs)
@@ -157,6 +153,24 @@ def learn(
             _consolidate(classifier, epochs)
     if tally.failures:
         raise typer.Exit(1)
+
+
+def _store_options(
+    store: str | None, cap: int | None, durability: str, *, thumbnails: bool
+) -> dict[str, Any]:
+    """Options of the memory; a store that is named has its own."""
+    if durability not in ("process", "full"):
+        raise typer.BadParameter("Give process or full.", param_hint="--durability")
+    options = {"cap": cap, "durability": durability, "thumbnails": thumbnails}
+    if store is None:
+        return options
+    if options != {"cap": None, "durability": "process", "thumbnails": False}:
+        raise typer.BadParameter(
+            "With --store, --cap, --durability and --thumbnails are options of the store: "
+            '{"name": ..., "options": {"cap": 1000}}.',
+            param_hint="--store",
+        )
+    return {"store": _common.choice(store)}
 
 
 def _agreed(
@@ -267,7 +281,7 @@ class Tally:
     moved: list[str] = field(default_factory=list)  # messages about images that had another label
     listed: bool = False  # whether every image is printed
     numbers: list[int] = field(default_factory=list)  # first and last of those learned
-    dealt: dict[bytes, str] = field(default_factory=dict)  # digest of content -> label in this run
+    dealt: dict[bytes, str] = field(default_factory=dict)  # digest of file -> label in this run
     failures: list[str] = field(default_factory=list)
     right: list[int] = field(default_factory=lambda: [0, 0, 0])  # blend, tuned, original
     recent: deque[tuple[bool, bool, bool]] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -312,7 +326,8 @@ class _Ready(NamedTuple):
     """An image that is ready to be learned."""
 
     ref: ImageRef
-    content: bytes  # digest of the file
+    file: bytes
+    digest: bytes
     label: str
     key: FileKey
     tokens: Tensor | None = None  # None: already learned, or stored as a file
@@ -338,9 +353,10 @@ def _teach(classifier: AnytimeClassifier, refs: Sequence[ImageRef], tally: Tally
 
 def _prepare(classifier: AnytimeClassifier, ref: ImageRef) -> _Ready:
     """Read and encode an image, unless the file was learned with this label before."""
-    from anytimecl.commands._files import digest, shown
+    from anytimecl.commands._files import shown
+    from anytimecl.images import load_image
+    from anytimecl.inbox import file_key
     from anytimecl.labels import clean_label
-    from anytimecl.memory import FileKey
     from anytimecl.thumbnails import thumbnail_of
 
     if ref.label is None:
@@ -349,12 +365,12 @@ def _prepare(classifier: AnytimeClassifier, ref: ImageRef) -> _Ready:
         label = clean_label(ref.label)
     except LabelError as error:
         raise LabelError(f"{shown(ref)!r}: {error}") from error
-    content = digest(ref)
-    key = FileKey(hashlib.sha256(content + label.encode()).hexdigest())
-    ready = _Ready(ref, content, label, key)
-    if classifier.memory.has_key(key) is not None:
+    file = ref.read()
+    digest = hashlib.sha256(file).digest()
+    ready = _Ready(ref, file, digest, label, file_key(digest, label))
+    if classifier.memory.has_key(ready.key) is not None:
         return ready
-    image = ref.load()
+    image = load_image({"bytes": file, "path": shown(ref)})
     if classifier.settings.name_of("codec") == "image":
         return ready
     small = thumbnail_of(image) if classifier.memory.thumbnails else None
@@ -363,10 +379,10 @@ def _prepare(classifier: AnytimeClassifier, ref: ImageRef) -> _Ready:
 
 def _teach_one(classifier: AnytimeClassifier, ready: _Ready, tally: Tally) -> Learned | None:
     """Learn an image; None if it is already learned."""
-    from anytimecl.commands._files import contents, shown
+    from anytimecl.commands._files import shown
 
     ref, label, key = ready.ref, ready.label, ready.key
-    if (other := tally.dealt.setdefault(ready.content, label)) != label:
+    if (other := tally.dealt.setdefault(ready.digest, label)) != label:
         raise LabelError(
             f"{shown(ref)!r} lies in the folder of {other!r} too: an image has one label, so "
             "remove one of the two"
@@ -375,11 +391,12 @@ def _teach_one(classifier: AnytimeClassifier, ready: _Ready, tally: Tally) -> Le
         tally.tell(known, label, ref, "known")
         return None
     before = classifier.memory.last
+    about: dict[str, Any] = {"key": key, "source": shown(ref)}
     if ready.tokens is None:
-        learned = classifier.learn_one(contents(ref), label, key=key, source=shown(ref))
+        learned = classifier.learn_one(ready.file, label, **about)
     else:
-        about: dict[str, Any] = {"source": shown(ref), "thumbnail": ready.thumbnail}
-        learned = classifier.learn_tokens(ready.tokens, label, key=key, **about)
+        about["thumbnail"] = ready.thumbnail
+        learned = classifier.learn_tokens(ready.tokens, label, **about)
     if classifier.memory.last == before:  # the same image in another file
         tally.tell(learned.id, label, ref, "known")
         return None

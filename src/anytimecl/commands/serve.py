@@ -40,7 +40,7 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
     if file is None:
         return None
     try:
-        settings = tomllib.loads(file.read_text("utf-8"))
+        settings = tomllib.loads(file.read_text("utf-8-sig"))
     except (OSError, ValueError) as error:
         raise AnytimeError(f"The settings in {file} cannot be read: {reason(error)}.") from error
     known = {str(option.name) for option in context.command.params} - {"config", "show_config"}
