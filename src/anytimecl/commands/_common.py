@@ -138,20 +138,25 @@ def exists(memory: Path) -> bool:
     return any((memory / file).exists() for file in (FILE, STORE))
 
 
-def load_model(name: str | None, meta: Mapping[str, str] | None = None) -> Backbone:
-    """The model of that name; by default that of the memory with this `meta`."""
+def load_model(
+    name: str | None, meta: Mapping[str, str] | None = None, otherwise: str = ""
+) -> Backbone:
+    """The model of that name; by default that of the memory with this `meta`.
+
+    `otherwise` is what to do without it, for the error.
+    """
     from anytimecl import backbone
 
     if meta is None:
         return backbone.load(choice(name or EMBEDDED))
-    if name is not None:
-        return backbone.load_stored(meta, choice(name))
     try:
-        return backbone.load_stored(meta)
-    except PartError:
-        raise
+        return backbone.load_stored(meta, None if name is None else choice(name))
     except ModelError as error:
-        raise ModelError(f"{error} Name it or its folder with --model.") from error
+        if name is None and not isinstance(error, PartError):  # where a name helps
+            otherwise = f"Name it or its folder with --model. {otherwise}".strip()
+        if not otherwise:
+            raise
+        raise ModelError(f"{error} {otherwise}") from error
 
 
 def fitting_settings(backbone: Backbone) -> Settings:
