@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from anytimecl.commands._words import in_options
 from anytimecl.errors import ImageError
 from anytimecl.images import ImageRef, iter_images
 
@@ -26,7 +27,7 @@ def find(paths: Iterable[Path]) -> Iterator[ImageRef | Failure]:
             else:
                 yield ImageRef(path.name, label=None, split=None, root=path.parent)
         except ImageError as error:
-            yield Failure(str(path), str(error))
+            yield Failure(str(path), in_options(str(error)))
 
 
 def shown(ref: ImageRef) -> str:

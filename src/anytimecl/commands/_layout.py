@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from anytimecl.commands._screen import counted
+import typer
+
+from anytimecl.commands._screen import counted, printable
 from anytimecl.labels import UNSEEN, visible
 
 if TYPE_CHECKING:
@@ -92,3 +94,10 @@ _CHECKS = (_depths, _dates, _cases, _inboxes)
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(map(repr, names[:_SHOWN]))
     return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN:,} more"
+
+
+def warn_of_case(label: str, known: Sequence[str]) -> None:
+    """Tell of a label that is about to be given, if it looks like a known one."""
+    for told in cases_known([label], known):
+        told = f"{told} `anytimecl merge` makes them one, `anytimecl undo` takes this back."
+        typer.echo(printable(told), err=True)

@@ -83,13 +83,12 @@ def encode(
 
     Ends with 1 if some image could not be used.
     """
-    from anytimecl.commands.learn import _chosen
     from anytimecl.scale.encoding.finishing import finish
     from anytimecl.scale.encoding.job import EncodingJob, begun, memory_meta
     from anytimecl.scale.encoding.sources import Reading
 
     backbone = _load(model, device)
-    settings = _chosen(_common.fitting_settings(backbone), codec, sampler, seed)
+    settings = _common.chosen_settings(_common.fitting_settings(backbone), codec, sampler, seed)
     names = None if classes is None else _names_in(classes)
     order = None if shuffle is False else settings.seed
     reading = Reading(split, order, bool(shuffle), image_column, label_column, names)

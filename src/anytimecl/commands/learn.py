@@ -1,8 +1,7 @@
-"""`anytimecl learn`, `consolidate`, `forget` and `rebuild`: commands that change the model."""
+"""`anytimecl learn`: learns a folder or zip of labelled images, one by one."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import random
 import sys
@@ -17,13 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from anytimecl.commands import _common, _screen
-from anytimecl.errors import (
-    AnytimeError,
-    ImageError,
-    LabelError,
-    PartError,
-    UnknownLabelError,
-)
+from anytimecl.commands.retrain import consolidate_all
+from anytimecl.errors import AnytimeError, ImageError, LabelError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,9 +34,8 @@ TRAIN = "train"
 
 
 def register(main: typer.Typer) -> None:
-    """Add the commands to the program."""
-    for command in (learn, consolidate, forget, rebuild):
-        main.command(command.__name__)(command)
+    """Add `anytimecl learn` to the program."""
+    main.command("learn")(learn)
 
 
 def learn(
@@ -133,7 +126,7 @@ def learn(
         return
 
     def choose(settings: Settings) -> Settings:
-        return _chosen(settings, codec, sampler, seed, expert, blend)
+        return _common.chosen_settings(settings, codec, sampler, seed, expert, blend)
 
     with _common.owning(memory, model, choose, **options) as classifier:
         if shuffle:
@@ -150,7 +143,7 @@ def learn(
             )
             raise typer.Exit(_common.INTERRUPTED)
         if epochs:
-            _consolidate(classifier, epochs)
+            consolidate_all(classifier, epochs)
     if tally.failures:
         raise typer.Exit(1)
 
@@ -239,33 +232,7 @@ def _choose_split(folder: Path, split: str | None) -> list[ImageRef]:
     if refs:
         known = f"It has {', '.join(splits)}." if splits else "It has none."
         raise typer.BadParameter(f"{folder} has no split {split!r}. {known}", param_hint="--split")
-    raise no_images(folder)
-
-
-def no_images(folder: Path) -> ImageError:
-    """The error for a folder without images."""
-    return ImageError(f"There are no images in {folder}.")
-
-
-def _chosen(
-    settings: Settings,
-    codec: str | None,
-    sampler: str | None,
-    seed: int | None,
-    experts: Sequence[str] | None = None,
-    blend: str | None = None,
-) -> Settings:
-    """The settings with the chosen options; invalid ones raise before a memory is created."""
-    changes: dict[str, Any] = {} if seed is None else {"seed": seed}
-    for option, text in (("codec", codec), ("sampler", sampler), ("blend", blend)):
-        if text is not None:
-            changes[option] = _common.choice(text)
-    if experts:
-        changes["experts"] = tuple(map(_common.choice, experts))
-    try:
-        return dataclasses.replace(settings, **changes)
-    except PartError as error:
-        raise typer.BadParameter(str(error)) from error
+    raise _common.no_images(folder)
 
 
 # Learning
@@ -433,98 +400,3 @@ def _summarise(classifier: AnytimeClassifier, tally: Tally) -> None:
         _screen.show_table(headings, rows, numbers=headings[1:])
     _screen.report(tally.moved, "Relabelled")
     _screen.report(tally.failures, "Not learned")
-
-
-# Consolidation and rebuild
-
-
-def consolidate(
-    memory: _common.MemoryOption,
-    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over all examples.")] = 10,
-    model: _common.ModelOption = None,
-) -> None:
-    """Train over the whole memory, when there is idle time."""
-    with _common.owning(memory, model) as classifier:
-        if not len(classifier):
-            raise AnytimeError(f"Nothing is learned yet in {memory}: there is nothing to practise.")
-        _consolidate(classifier, epochs)
-
-
-def _consolidate(classifier: AnytimeClassifier, epochs: int) -> None:
-    told = "Stopped. What is known is as it was before."
-    with _common.if_interrupted(told), _screen.progress("consolidate") as advance:
-        classifier.consolidate(epochs, progress=advance)
-    times = _screen.counted(epochs, "time")
-    typer.echo(f"Went {times} through {_screen.counted(len(classifier), 'example')}.")
-
-
-def rebuild(memory: _common.MemoryOption, model: _common.ModelOption = None) -> None:
-    """Learn everything in the memory again from the start, without what was forgotten."""
-    with _common.owning(memory, model) as classifier:
-        _rebuild(classifier)
-
-
-def _rebuild(classifier: AnytimeClassifier) -> None:
-    told = "Stopped. What is known is as it was."
-    with _common.if_interrupted(told), _screen.progress("rebuild") as advance:
-        classifier.rebuild(progress=advance)
-    typer.echo(f"Learned {_screen.counted(len(classifier), 'example')} again from the start.")
-
-
-# Forgetting
-
-
-def forget(
-    memory: _common.MemoryOption,
-    example: Annotated[
-        int | None, typer.Option(metavar="ID", help="The number of one example.")
-    ] = None,
-    label: Annotated[
-        str | None, typer.Option(metavar="L", help="Every example of this label.")
-    ] = None,
-    again: Annotated[
-        bool,
-        typer.Option("--rebuild", help="Then learn all remaining examples again from the start."),
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    model: _common.ModelOption = None,
-) -> None:
-    """Remove one example, or every example of a label, for good.
-
-    The examples learned since the last checkpoint are learned again without them. Their effect on
-    an older checkpoint stays in the weights until a rebuild.
-    """
-    if (example is None) == (label is None):
-        raise typer.BadParameter("Say what to forget: either --example or --label.")
-    what = _to_be_forgotten(memory, example, label)
-    if not yes:
-        typer.confirm(f"Forget {what} for good?", abort=True, err=True)
-    with _common.owning(memory, model) as classifier:
-        gone = classifier.forget(example_id=example, label=label)
-        typer.echo(f"Forgot {what}.")
-        if again:
-            _rebuild(classifier)
-        elif gone.clean:
-            typer.echo("What came after was learned again without it: the model kept nothing.")
-        else:
-            typer.echo(
-                "What the model took from it stays until `anytimecl rebuild`; "
-                "`anytimecl consolidate` wears it down."
-            )
-
-
-def _to_be_forgotten(memory: Path, example: int | None, label: str | None) -> str:
-    """Description of what is forgotten; raises if it does not exist."""
-    from anytimecl.labels import clean_label
-    from anytimecl.memory import open_memory
-
-    with open_memory(memory, read_only=True) as store:
-        if example is not None:
-            return f"example {example} of {store.example(example).label!r}"
-        assert label is not None
-        name, counts = clean_label(label), store.labels()
-    if name not in counts:
-        raise UnknownLabelError(
-            f"The memory in {memory} has no example of {name!r}.{_common.near(name, counts)}"
-        )
-    return f"{_screen.counted(counts[name], 'example')} of {name!r}"

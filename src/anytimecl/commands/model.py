@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from anytimecl.commands import _screen
 from anytimecl.errors import ModelError
 
 if TYPE_CHECKING:
@@ -162,9 +163,6 @@ def prior(
     Any images will do, the more labels the better; a thousand labels with five images each are
     plenty. It is used by memories that are created with the model afterwards.
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     from anytimecl import backbone
     from anytimecl.backbone.prior import prior_file
     from anytimecl.backbone.text import cache_folder
@@ -175,14 +173,9 @@ def prior(
         raise ModelError(f"{name} brings its prior along: there is nothing to measure.")
     refs = [ref for ref in iter_images(images) if ref.label is not None]
     model = backbone.load(name, device=device)
-    with Progress(console=Console(stderr=True)) as shown:
-        task = shown.add_task("encoding", total=None)
-        found = measure_prior(
-            model,
-            [ref.load for ref in refs],
-            [str(ref.label) for ref in refs],
-            lambda done, total: shown.update(task, completed=done, total=total),
-        )
+    labels = [str(ref.label) for ref in refs]
+    with _screen.progress("encode") as advance:
+        found = measure_prior(model, [ref.load for ref in refs], labels, advance)
     file = prior_file(cache_folder(), model.spec.fingerprint)
     found.save(file)
     typer.echo(f"The prior of {model.spec.name}, from {len(refs):,} images, is in {file}")
