@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -69,24 +69,24 @@ def export_labels(
         raise StoreError(f"{path} could not be written: {error.strerror or error}.") from error
 
 
-Write = Callable[["AnytimeClassifier", Path, "Progress | None"], Exported]
-
-
 def _csv(clf: AnytimeClassifier, to: Path, progress: Progress | None) -> Exported:
     with to.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
-        return Exported(sum(_written(writer.writerow(line)) for line in _lines(clf, progress)))
+        count = 0
+        for line in _lines(clf, progress):
+            writer.writerow(line)
+            count += 1
+    return Exported(count)
 
 
 def _json_lines(clf: AnytimeClassifier, to: Path, progress: Progress | None) -> Exported:
     with to.open("w", encoding="utf-8") as file:
-        lines = (json.dumps(line, ensure_ascii=False) + "\n" for line in _lines(clf, progress))
-        return Exported(sum(_written(file.write(line)) for line in lines))
-
-
-def _written(_: object) -> int:
-    return 1
+        count = 0
+        for line in _lines(clf, progress):
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            count += 1
+    return Exported(count)
 
 
 def _folders(clf: AnytimeClassifier, to: Path, progress: Progress | None) -> Exported:
