@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -192,32 +191,6 @@ def _facts(spec: Spec) -> str:
 
 @contextmanager
 def _progress(wheel: Wheel) -> Iterator[Watch]:
-    """A progress bar on a terminal, or lines in a log; on stderr."""
-    with (_bar if sys.stderr.isatty() else _lines)(wheel) as watch:
-        yield watch
-
-
-@contextmanager
-def _bar(wheel: Wheel) -> Iterator[Watch]:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True)) as progress:
-        task = progress.add_task(f"{wheel.name} {wheel.version}", total=wheel.size)
-        yield lambda done: progress.update(task, completed=done)
-
-
-@contextmanager
-def _lines(wheel: Wheel) -> Iterator[Watch]:
-    said = -1
-
-    def watch(done: int) -> None:
-        nonlocal said
-        quarter = 4 * done // wheel.size
-        if quarter > said:
-            said = quarter
-            megabytes = f"{done / 1e6:.0f} of {wheel.size / 1e6:.0f} MB"
-            typer.echo(f"{wheel.name} {wheel.version}: {megabytes}", err=True)
-
-    yield watch
+    """Progress of a download, in megabytes."""
+    with _screen.progress(f"{wheel.name} {wheel.version}, MB") as advance:
+        yield lambda done: advance(done // 1_000_000, wheel.size // 1_000_000)
