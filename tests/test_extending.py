@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,6 +20,7 @@ from tests.helpers import LABELS, differing, knowledge, lessons, measured, pictu
 from typer.testing import CliRunner
 
 from anytimecl import backbone as backbones
+from anytimecl import registry as registries
 from anytimecl.blend import BLENDS, Blend, Opinions
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.cli import app
@@ -283,3 +285,13 @@ def test_the_command_line_imports_a_file_and_takes_options(
         refused = CliRunner().invoke(app, ["learn", "photos", "--memory", "n", "--store", store])
         assert (refused.exit_code, "Traceback" in refused.output) == (2, False)
         assert told in refused.output
+
+
+def test_a_component_of_a_package_that_cannot_be_imported_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken = EntryPoint("broken", "no_such_package:Codec", "anytimecl.thing")
+    monkeypatch.setattr(registries, "entry_points", lambda group: [broken])
+    known: Registry[object] = Registry("thing", {})
+    with pytest.raises(PartError, match="'broken' cannot be imported from no_such_package:Codec"):
+        known.make("broken")

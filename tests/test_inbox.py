@@ -239,3 +239,73 @@ def test_labels_go_where_a_link_leads_and_into_no_pipe(tmp_path: Path) -> None:
     assert (tmp_path / "pipe").is_fifo()
     assert (tmp_path / "link.csv").is_symlink()
     assert (tmp_path / "real.csv").read_text().startswith("id,label")
+
+
+def test_labels_that_no_file_system_tells_apart_have_folders_of_their_own(tmp_path: Path) -> None:
+    labels = ["a/b", "a:b", "a_b", "猫" * 150, "猫" * 149 + "犬"]
+    with opened(tmp_path) as classifier:
+        for number, label in enumerate(labels):
+            classifier.learn_one(picture(number), label, source="犬" * 90 + ".png")
+        assert export_labels(classifier, tmp_path / "out", "folders") == (5, 0)
+    found = {folder.name: len(list(folder.iterdir())) for folder in (tmp_path / "out").iterdir()}
+    cut = "猫" * 66
+    assert found == {"a_b": 1, "a_b (2)": 1, "a_b (3)": 1, cut: 1, f"{cut} (2)": 1}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_source_that_is_a_pipe_blocks_no_export(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    with opened(tmp_path) as classifier:
+        classifier.learn_one(picture(1), "cat", source=str(tmp_path / "pipe.png"))
+        assert export_labels(classifier, tmp_path / "out", "folders") == (1, 0)
+
+
+def test_nothing_is_undone_for_an_image_that_is_gone(tmp_path: Path, folder: Path) -> None:
+    with opened(tmp_path) as classifier:
+        inbox = Inbox(classifier, folder)
+        item = inbox.next()
+        assert item is not None
+        inbox.answer(item, "cat")
+        Path(item.source).unlink()
+        with pytest.raises(StoreError, match="is gone, or changed since"):
+            Inbox(classifier, folder).undo()
+        assert len(classifier) == 1
+
+
+def test_other_images_without_a_name_are_other_images(tmp_path: Path) -> None:
+    with opened(tmp_path) as classifier:
+        inbox = Inbox(classifier, [picture(1), picture(2)])
+        while (item := inbox.next()) is not None:
+            inbox.skip(item)
+        assert len(Inbox(classifier, [picture(1), picture(2)])) == 0
+        assert len(Inbox(classifier, [picture(1), picture(3)])) == 1
+
+
+def test_an_answer_that_moves_an_image_back_counts(tmp_path: Path, folder: Path) -> None:
+    with opened(tmp_path) as classifier:
+        inbox = Inbox(classifier, folder)
+        item = inbox.next()
+        assert item is not None
+        inbox.answer(item, "cat")
+        classifier.learn_one(item.source, "dog", key="moved")
+        inbox.answer(item, "cat")
+        assert classifier.memory.labels() == {"cat": 1}
+
+
+def test_what_is_written_after_an_interrupted_write_is_kept(tmp_path: Path, folder: Path) -> None:
+    with opened(tmp_path) as classifier:
+        inbox = Inbox(classifier, folder)
+        inbox.prepare(1)
+        [notes] = (tmp_path / "memory/inbox").glob("*.jsonl")
+        for file in (notes, notes.with_suffix(".f16")):
+            with file.open("ab") as torn:
+                torn.write(b'{"k')
+        inbox.prepare(1)
+        item = inbox.next()
+        assert item is not None
+        inbox.skip(item)
+        again = Inbox(classifier, folder)
+        assert again._state.done == inbox._state.done != {}
+        assert again._state.vectors.keys() == inbox._state.vectors.keys()
+        for key, vector in inbox._state.vectors.items():
+            assert vector.tobytes() == again._state.vectors[key].tobytes()

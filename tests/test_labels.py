@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anytimecl.errors import LabelError
-from anytimecl.labels import LONGEST, clean_label, clean_labels
+from anytimecl.labels import LONGEST, clean_label, clean_labels, teachable, visible
 
 
 @pytest.mark.parametrize(
@@ -92,3 +92,22 @@ def test_there_is_a_limit() -> None:
     assert len(clean_labels(["same"] * 20, limit=10)) == 1
     with pytest.raises(LabelError, match="more than 10 labels"):
         clean_labels(map(str, range(11)), limit=10)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("\ufeffcat", "cat"),
+        ("c\u200bat\u200b ", "cat"),
+        ("👩\u200d🚀", "👩\u200d🚀"),
+        ("\u2060", ""),
+    ],
+)
+def test_what_cannot_be_seen_is_kept_and_can_be_told(text: str, expected: str) -> None:
+    assert visible(clean_label(text)) == expected
+    assert clean_label(text) == text.strip()  # memories hold such labels
+
+
+def test_a_label_that_nobody_can_see_cannot_be_taught() -> None:
+    with pytest.raises(LabelError, match=r"nothing that can be seen: '\\u200b\\ufeff'"):
+        teachable("\u200b\ufeff")

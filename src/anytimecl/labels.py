@@ -9,6 +9,10 @@ from anytimecl.errors import LabelError
 
 NONE_OF_THESE = "none of these"
 
+# Soft hyphen, zero-width space, marks of direction, word joiner, byte order mark. Not the joiners
+# within emoji and Persian words, which change what is shown.
+UNSEEN = dict.fromkeys(map(ord, "\u00ad\u200b\u200e\u200f\u2060\ufeff"))
+
 LONGEST = 200  # characters; text encoders silently truncate at 64 or 77 tokens
 _SHOWN = 60  # characters of an invalid value that an error repeats
 
@@ -43,6 +47,17 @@ def clean_label(text: str, position: int | None = None) -> str:
             f"{_show(text)}."
         )
     return label
+
+
+def visible(label: str) -> str:
+    """A label without the characters that cannot be seen, to compare it with others.
+
+    `clean_label` keeps them: a memory may hold a label that has some.
+
+    >>> visible("\ufeffcat\u200b")
+    'cat'
+    """
+    return " ".join(label.translate(UNSEEN).split())
 
 
 def clean_labels(labels: Iterable[str], limit: int = 1_000_000) -> list[str]:
@@ -98,8 +113,10 @@ def askable(labels: Iterable[str]) -> list[str]:
 
 
 def teachable(label: str) -> str:
-    """`clean_label` for a label to learn: refuses the reserved "none of these"."""
+    """`clean_label` for a label to learn: refuses the reserved "none of these", and blanks."""
     cleaned = clean_label(label)
+    if not visible(cleaned):
+        raise LabelError(f"The label has nothing that can be seen: {_show(label)}.")
     if cleaned.casefold() == NONE_OF_THESE:
         raise LabelError(
             f"{cleaned!r} is what an image of no known label is answered with, and cannot be "

@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from anytimecl.codec import ImageBytes
 from anytimecl.errors import ImageError, StoreError
 from anytimecl.files import replacing
-from anytimecl.images import image_cost
+from anytimecl.images import ImageRef, image_cost
 from anytimecl.memory import Row
 from anytimecl.memory.contract import Progress
 from anytimecl.review import when
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Format = Literal["csv", "jsonl", "folders"]
 COLUMNS = ("id", "label", "source", "time")
 AT_ONCE = 256
-LONGEST = 100  # characters of the name of a folder or file
+LONGEST, MOST_BYTES = 100, 200  # characters and bytes of the name of a folder or file
 _UNSAFE = re.compile(r'[\x00-\x1f/\\:*?"<>|]')  # in a name, on some system
 
 
@@ -49,7 +49,7 @@ def export_labels(
     format
         "csv" and "jsonl" have a line for each example: id, label, source, time (UTC). "folders" has
         an image for each, `<label>/<id>-<name>`: the source file if it still exists, else the image
-        in the memory, else the thumbnail.
+        in the memory, else the thumbnail. Labels that would share a folder are numbered: `a_b (2)`.
     """
     write = {"csv": _csv, "jsonl": _json_lines, "folders": _folders}.get(format)
     if write is None:
@@ -69,44 +69,55 @@ def export_labels(
         raise StoreError(f"{path} could not be written: {error.strerror or error}.") from error
 
 
-Write = Callable[["AnytimeClassifier", Path, "Progress | None"], Exported]
-
-
 def _csv(clf: AnytimeClassifier, to: Path, progress: Progress | None) -> Exported:
     with to.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
-        return Exported(sum(_written(writer.writerow(line)) for line in _lines(clf, progress)))
+        count = 0
+        for line in _lines(clf, progress):
+            writer.writerow(line)
+            count += 1
+    return Exported(count)
 
 
 def _json_lines(clf: AnytimeClassifier, to: Path, progress: Progress | None) -> Exported:
     with to.open("w", encoding="utf-8") as file:
-        lines = (json.dumps(line, ensure_ascii=False) + "\n" for line in _lines(clf, progress))
-        return Exported(sum(_written(file.write(line)) for line in lines))
-
-
-def _written(_: object) -> int:
-    return 1
+        count = 0
+        for line in _lines(clf, progress):
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            count += 1
+    return Exported(count)
 
 
 def _folders(clf: AnytimeClassifier, to: Path, progress: Progress | None) -> Exported:
     to.mkdir()
     kept = clf.settings.name_of("codec") == ImageBytes.name
     count = missing = 0
+    made: dict[str, Path] = {}  # by label
     for example, row in _rows(clf, progress):
-        folder = to / folder_name(row.label)
-        folder.mkdir(exist_ok=True)
-        if _put(folder, example, row, kept=kept):
+        if row.label not in made:
+            made[row.label] = _new_folder(to, folder_name(row.label))
+        if _put(made[row.label], example, row, kept=kept):
             count += 1
         else:
             missing += 1
     return Exported(count, missing)
 
 
+def _new_folder(to: Path, name: str) -> Path:
+    """A folder of that name; numbered if another label has it, in the eyes of the file system."""
+    folder, number = to / name, 1
+    while folder.exists():
+        number += 1
+        folder = to / f"{name} ({number})"
+    folder.mkdir()
+    return folder
+
+
 def _put(folder: Path, example: int, row: Row, *, kept: bool) -> bool:
     """Write the example's image; returns False if there is none."""
     source = None if row.source is None else Path(row.source)
-    name = "image" if source is None else _UNSAFE.sub("_", source.name)[-LONGEST:]
+    name = "image" if source is None else _short(_UNSAFE.sub("_", source.name), end=True)
     file = None if source is None else _image_in(source)
     if file is None and kept:
         [file] = ImageBytes().images([row.record])
@@ -122,7 +133,7 @@ def _put(folder: Path, example: int, row: Row, *, kept: bool) -> bool:
 def _image_in(source: Path) -> bytes | None:
     """The file if it is an image: a remote client chose `source`, and may name any local file."""
     try:
-        file = source.read_bytes()
+        file = ImageRef(source.name, label=None, split=None, root=source.parent).read()
         image_cost(file)
     except (ImageError, OSError, ValueError):
         return None
@@ -135,8 +146,15 @@ def folder_name(label: str) -> str:
     >>> folder_name("cat/dog: which?"), folder_name("..")
     ('cat_dog_ which_', '_')
     """
-    safe = _UNSAFE.sub("_", label).strip(" .")[:LONGEST]
-    return safe or "_"
+    return _short(_UNSAFE.sub("_", label).strip(" .")).rstrip(" .") or "_"
+
+
+def _short(name: str, *, end: bool = False) -> str:
+    """The beginning of a name, or its end, as long as any file system takes."""
+    name = name[-LONGEST:] if end else name[:LONGEST]
+    while len(name.encode()) > MOST_BYTES:
+        name = name[1:] if end else name[:-1]
+    return name
 
 
 def _lines(clf: AnytimeClassifier, progress: Progress | None) -> Iterator[dict[str, Any]]:

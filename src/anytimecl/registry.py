@@ -129,7 +129,12 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
 
     def __getitem__(self, name: str) -> Callable[..., T]:
         if name not in self._known and name in self._outside():
-            self._known[name] = self._outside()[name].load()
+            entry = self._outside()[name]
+            try:
+                self._known[name] = entry.load()
+            except Exception as error:  # of the imported code
+                told = f"The {self.kind} {name!r} cannot be imported from {entry.value}: {error!r}."
+                raise PartError(told) from error
         return self._known[name]
 
     def __iter__(self) -> Iterator[str]:

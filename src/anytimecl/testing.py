@@ -121,9 +121,9 @@ def check_sampler(make: Callable[[], Sampler]) -> None:
     _must(make().draw(31, Random(0)) == [], "where nothing is stored, nothing is drawn")
     _must(filled(make()).draw(0, Random(0)) == [], "none are drawn where none are wanted")
     one, two, living = (filled(make()) for _ in range(3))
-    alike = [each.draw(9, random) for each in (one, two) for random in (Random(1),)]
-    _must(alike[0] == alike[1], "the same generator gives the same draws")
-    _must(len(alike[0]) <= 9, "no more are drawn than are wanted")
+    drawn = one.draw(9, Random(1))
+    _must(drawn == two.draw(9, Random(1)), "the same generator gives the same draws")
+    _must(len(drawn) <= 9, "no more are drawn than are wanted")
     random, left = Random(9), dict(labels)
     for turn in range(30):
         _must(set(living.draw(9, random)) <= left.keys(), "only what is stored is drawn")
@@ -157,8 +157,8 @@ def check_sampler(make: Callable[[], Sampler]) -> None:
     for example, label in fewer.items():
         late.add(example, label)
     late.restore(state)
-    drawn = {example for _ in range(50) for example in late.draw(9, random)}
-    _must(drawn <= fewer.keys(), "a state may know examples that were forgotten since")
+    late_draws = {example for _ in range(50) for example in late.draw(9, random)}
+    _must(late_draws <= fewer.keys(), "a state may know examples that were forgotten since")
 
 
 def check_expert(make: Callable[[], Expert], dim: int) -> None:

@@ -194,6 +194,7 @@ def reencode(
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise StoreError(f"{to} is there already: choose a new folder.")
+    to = to.resolve()  # "." has no name
     was = Settings.from_json(source.meta["settings"])
     settings = dataclasses.replace(was, codec=codec or was.codec)
     teach = _teacher(source, was, backbone)

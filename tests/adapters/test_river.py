@@ -133,3 +133,13 @@ def test_a_pickle_carries_what_was_learned(river: AnytimeRiverClassifier) -> Non
         river.learn_one(x, y)
     copy = pickle.loads(pickle.dumps(river))
     assert copy.predict_proba_one(rows[0][0]) == river.predict_proba_one(rows[0][0])
+
+
+def test_labels_learned_before_an_error_come_back_as_the_stream_has_them(
+    river: AnytimeRiverClassifier,
+) -> None:
+    pictures, _ = images(2)
+    frame = pd.DataFrame({"image": [*pictures, b"no image"]})
+    with pytest.raises(ImageError):
+        river.learn_many(frame, pd.Series([7, 8, 9]))
+    assert set(river.predict_proba_one({"image": pictures[0]})) == {7, 8}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +23,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from tests.adapters.pictures import QUICK, images
 
 from anytimecl import AnytimeClassifier, ImageError, LabelError, StoreError
+from anytimecl.adapters._holder import _unpack, backbone
 from anytimecl.adapters.sklearn import AnytimeSklearnClassifier, image_list
 
 TABLE = "X holds images, and nobody counts or names the features of an image"
@@ -221,3 +224,12 @@ def test_it_learns_as_the_classifier_itself_does(
         expected = plain.predict_proba(list(pictures), ["cat", "dog"])
     found = estimator.fit(pictures, labels).predict_proba(pictures)
     np.testing.assert_allclose(found, expected / expected.sum(1, keepdims=True), rtol=1e-6)
+
+
+def test_a_pickle_that_cannot_be_read_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(tarfile.ReadError):
+        _unpack(b"no archive", backbone(str(model), "cpu"))
+    assert not list(tmp_path.iterdir())

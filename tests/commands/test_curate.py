@@ -177,3 +177,16 @@ def test_images_without_a_label_are_counted_and_never_make_a_memory(
     shutil.copy(photos / "test/cat/4.png", photos / "train/4.png")
     result = run("learn", photos / "train", *given, "--dry-run")
     assert "Not in a folder of a label, and not learned: 1 image." in result.stderr
+
+
+def test_learn_tells_of_characters_that_cannot_be_seen(
+    run: Run, learned: Path, photos: Path
+) -> None:
+    (photos / "train/dog").rename(photos / "train/dog\u200b")
+    (photos / "train/cat").rename(photos / "train/lynx\ufeff")
+    result = run("learn", photos, "--memory", learned)
+    assert result.exit_code == 2
+    assert "characters that cannot be seen: 'dog\\u200b', 'lynx\\ufeff'." in result.stderr
+    assert "'dog\\u200b' differs only in characters that cannot be seen from 'dog'" in result.stderr
+    assert run("learn", photos, "--memory", learned, "--yes").exit_code == 0
+    assert "cannot be seen" not in run("learn", photos, "--memory", learned).stderr  # it has them

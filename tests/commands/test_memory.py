@@ -292,3 +292,39 @@ def test_the_store_in_ram_takes_no_folder(run: Run, photos: Path, model: Path) -
     assert not Path("m").exists()
     with pytest.raises(StoreError, match="nothing to read without a folder"):
         AnytimeClassifier.open(model=model, read_only=True)
+
+
+def test_a_codec_with_options_is_shown_as_it_was_given(run: Run, photos: Path, model: Path) -> None:
+    codec = '{"name": "attention-pca", "options": {"components": 2}}'
+    result = run("learn", photos, "--memory", "m", "--model", model, "--codec", codec)
+    assert result.exit_code == 0, result.output
+    assert codec in " ".join(run("memory", "info", "m").stdout.split())
+
+
+def test_a_store_that_is_named_has_its_own_options(run: Run, photos: Path, model: Path) -> None:
+    words = ("learn", photos, "--memory", "m", "--model", model, "--store", "sqlite")
+    for option in (("--cap", 6), ("--durability", "full"), ("--thumbnails",)):
+        result = run(*words, *option)
+        assert result.exit_code == 2
+        assert "are options of the store" in " ".join(result.stderr.split())
+        assert not Path("m").exists()
+
+
+def test_verify_does_not_advise_itself(run: Run, learned: Path) -> None:
+    file = learned / "memory.sqlite3"
+    file.write_bytes(file.read_bytes()[:60_000])  # half-copied
+    result = run("memory", "verify", learned)
+    assert result.exit_code == 2
+    assert "restore a backup" in result.stderr
+    assert "memory verify" not in result.stderr
+
+
+def test_reencode_takes_an_empty_folder_without_a_name(
+    run: Run, photos: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("learn", photos, "--memory", "m", "--model", model, "--codec", "tokens-fp16")
+    (tmp_path / "new").mkdir()
+    monkeypatch.chdir(tmp_path / "new")
+    result = run("memory", "reencode", tmp_path / "m", "--to", ".", "--codec", "tokens-fp32")
+    assert result.exit_code == 0, result.output
+    assert run("memory", "verify", tmp_path / "new").exit_code == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from tests.commands.conftest import Run, zipped
 
 from anytimecl import AnytimeClassifier, backbone
@@ -322,3 +323,16 @@ def test_ctrl_c_keeps_the_answers_so_far(
     assert result.exit_code == 130
     assert result.stdout.count("4.png") == 2
     assert "Stopped after 2 of 3 images." in result.stderr
+
+
+def test_advice_names_nothing_of_python(run: Run, photos: Path, model: Path) -> None:
+    archive = zipped(photos)
+    archive.write_bytes(archive.read_bytes()[:2000])
+    Image.new("1", (20_000, 9_000)).save("huge.png")
+    given = ("predict", archive, "huge.png", photos, "--model", model, "--labels", "cat,dog")
+    result = run(*given, "--json")
+    assert result.exit_code == 1
+    told = [json.loads(line).get("error", "") for line in result.stdout.splitlines()][:2]
+    assert "it is not a whole zip; export or download it again" in told[0]
+    assert told[1].endswith("more than 134217728 pixels; make it smaller")
+    assert all(each in result.stderr for each in told)

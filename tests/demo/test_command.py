@@ -48,3 +48,15 @@ def test_a_demo_that_was_stopped_can_be_started_again(tmp_path: Path) -> None:
         memory = fresh_memory(tmp_path)
         assert not memory.exists()
         memory.mkdir()
+
+
+def test_results_that_no_demo_wrote_are_left_alone(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    results.write_text('{"accuracy": 0.9}')
+    (tmp_path / "memory").mkdir()
+    with pytest.raises(StoreError, match=r"results\.json that no demo made"):
+        fresh_memory(tmp_path)
+    (tmp_path / "memory").rmdir()
+    with pytest.raises(StoreError, match=r"results\.json that no demo made"):
+        fresh_memory(tmp_path)
+    assert results.read_text() == '{"accuracy": 0.9}'

@@ -12,6 +12,7 @@ from tests.serve.conftest import png, running
 from typer.testing import CliRunner, Result
 
 from anytimecl.cli import app
+from anytimecl.codec import ImageBytes
 from anytimecl.commands.watch import Watcher
 from anytimecl.memory import open_memory
 from anytimecl.serve.tokens import AccessTokens
@@ -146,3 +147,22 @@ def test_a_file_that_is_replaced_is_learned_again(tmp_path: Path) -> None:
         for _ in range(2):
             list(watcher.look())
     assert len(notes.keys) == 2
+
+
+def test_watch_stores_files_as_they_are_and_where_they_lie(run: Run, model: Path) -> None:
+    file = put(Path("in"), "cat/1.png", 1)
+    file.write_bytes(file.read_bytes() + b"more")
+    put(Path("new"), "cat/0.png", 0)
+    run("learn", "new", "--memory", "memory", "--model", model, "--codec", "image")
+    result = run("watch", "in", "--memory", "memory", "--every", "0.05", "--once")
+    assert result.exit_code == 0, result.output
+    with open_memory(Path("memory"), read_only=True) as memory:
+        [(_, row)] = memory.rows([2])
+    assert row.source == str(file)
+    assert ImageBytes().images([row.record]) == [file.read_bytes()]
+
+
+def test_a_config_with_a_byte_order_mark_is_read(run: Run) -> None:
+    Path("serve.toml").write_bytes(b"\xef\xbb\xbfport = 9000\n")
+    result = run("serve", "--config", "serve.toml", "--memory", "m", "--show-config")
+    assert "port = 9000  # file" in result.stdout

@@ -115,9 +115,13 @@ def _pack(classifier: AnytimeClassifier) -> bytes:
 def _unpack(packed: bytes, model: Backbone) -> tuple[AnytimeClassifier, Callable[[], None]]:
     """The classifier in a temporary folder, and a function that closes and deletes it."""
     folder = Path(tempfile.mkdtemp(prefix="anytimecl-"))
-    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-        tar.extractall(folder, filter="data")
-    opened = AnytimeClassifier.from_pretrained(folder, model=model)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+            tar.extractall(folder, filter="data")
+        opened = AnytimeClassifier.from_pretrained(folder, model=model)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
     def close() -> None:
         try:

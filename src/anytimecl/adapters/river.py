@@ -70,10 +70,10 @@ class AnytimeRiverClassifier(Holder, base.MiniBatchClassifier):
         """Learn the rows one by one; the next image is encoded while one is learned."""
         texts = {label_text(value): value for value in y}
         images = self._column(X)
+        self._values |= texts  # first: some are learned even if an image cannot be read
         self.classifier.learn_many(
             (image, label_text(value)) for image, value in zip(images, y, strict=True)
         )
-        self._values |= texts
 
     def predict_proba_many(self, X: pd.DataFrame) -> pd.DataFrame:  # noqa: N803
         """Probabilities, with a column for each label."""

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anytimecl.errors import LabelError, ModelError, PartError, StoreError
+from anytimecl.errors import (
+    ImageError,
+    LabelError,
+    ModelError,
+    PartError,
+    StoreError,
+    UnknownLabelError,
+)
 
 if TYPE_CHECKING:
     from anytimecl.backbone import Backbone
@@ -78,16 +86,25 @@ def _labels_in(file: Path) -> list[str]:
     return list(found)
 
 
-def near(name: str, known: Iterable[str]) -> str:
+def _near(name: str, known: Iterable[str]) -> str:
     """A sentence that suggests similar labels.
 
-    >>> near("llamma", ["llama", "okapi"])
+    >>> _near("llamma", ["llama", "okapi"])
     " Did you mean 'llama'?"
     """
     from difflib import get_close_matches
 
     found = get_close_matches(name, known)
     return f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
+
+
+def check_known(known: Collection[str], *names: str, subject: str = "There is") -> None:
+    """Raise for a label without examples, with suggestions."""
+    from anytimecl.labels import clean_label
+
+    for name in map(clean_label, names):
+        if name not in known:
+            raise UnknownLabelError(f"{subject} no example of {name!r}.{_near(name, known)}")
 
 
 def choice(text: str) -> str | dict[str, Any]:
@@ -103,6 +120,11 @@ def choice(text: str) -> str | dict[str, Any]:
     except ValueError as error:
         raise typer.BadParameter(f"{text} is not JSON: {error}.") from error
     return found
+
+
+def no_images(folder: Path) -> ImageError:
+    """The error for a folder without images."""
+    return ImageError(f"There are no images in {folder}.")
 
 
 # Opening
@@ -138,20 +160,25 @@ def exists(memory: Path) -> bool:
     return any((memory / file).exists() for file in (FILE, STORE))
 
 
-def load_model(name: str | None, meta: Mapping[str, str] | None = None) -> Backbone:
-    """The model of that name; by default that of the memory with this `meta`."""
+def load_model(
+    name: str | None, meta: Mapping[str, str] | None = None, otherwise: str = ""
+) -> Backbone:
+    """The model of that name; by default that of the memory with this `meta`.
+
+    `otherwise` is what to do without it, for the error.
+    """
     from anytimecl import backbone
 
     if meta is None:
         return backbone.load(choice(name or EMBEDDED))
-    if name is not None:
-        return backbone.load_stored(meta, choice(name))
     try:
-        return backbone.load_stored(meta)
-    except PartError:
-        raise
+        return backbone.load_stored(meta, None if name is None else choice(name))
     except ModelError as error:
-        raise ModelError(f"{error} Name it or its folder with --model.") from error
+        if name is None and not isinstance(error, PartError):  # where a name helps
+            otherwise = f"Name it or its folder with --model. {otherwise}".strip()
+        if not otherwise:
+            raise
+        raise ModelError(f"{error} {otherwise}") from error
 
 
 def fitting_settings(backbone: Backbone) -> Settings:
@@ -160,6 +187,27 @@ def fitting_settings(backbone: Backbone) -> Settings:
     from anytimecl.settings import Settings
 
     return Settings(codec=default_codec(backbone.spec))
+
+
+def chosen_settings(
+    settings: Settings,
+    codec: str | None,
+    sampler: str | None,
+    seed: int | None,
+    experts: Sequence[str] | None = None,
+    blend: str | None = None,
+) -> Settings:
+    """The settings with the chosen options; invalid ones raise before a memory is created."""
+    changes: dict[str, Any] = {} if seed is None else {"seed": seed}
+    for option, text in (("codec", codec), ("sampler", sampler), ("blend", blend)):
+        if text is not None:
+            changes[option] = choice(text)
+    if experts:
+        changes["experts"] = tuple(map(choice, experts))
+    try:
+        return dataclasses.replace(settings, **changes)
+    except PartError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 @contextmanager

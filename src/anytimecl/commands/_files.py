@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import stat
-import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
+from anytimecl.commands._words import in_options
 from anytimecl.errors import ImageError
-from anytimecl.images import MAX_BYTES, ImageRef, iter_images
-
-_SAFE = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others decompress without a size limit
+from anytimecl.images import ImageRef, iter_images
 
 
 class Failure(NamedTuple):
@@ -33,57 +27,9 @@ def find(paths: Iterable[Path]) -> Iterator[ImageRef | Failure]:
             else:
                 yield ImageRef(path.name, label=None, split=None, root=path.parent)
         except ImageError as error:
-            yield Failure(str(path), str(error))
+            yield Failure(str(path), in_options(str(error)))
 
 
 def shown(ref: ImageRef) -> str:
     """The path of an image as the user would write it."""
     return str(ref.root / ref.name)
-
-
-def digest(ref: ImageRef) -> bytes:
-    """SHA-256 of the file."""
-    try:
-        with _opened(ref) as file:
-            return _digest(file)
-    except Exception as error:  # zipfile raises many types of exceptions
-        ref.load()  # raises a better message
-        raise ImageError(
-            f"cannot read image {shown(ref)!r}: it changed while it was read; try again"
-        ) from error
-
-
-def contents(ref: ImageRef) -> bytes:
-    """The bytes of the file."""
-    with _opened(ref) as file:
-        return file.read(MAX_BYTES)
-
-
-def _digest(file: IO[bytes]) -> bytes:
-    digest, left = hashlib.sha256(), MAX_BYTES
-    while left > 0 and (chunk := file.read(1 << 20)):
-        digest.update(chunk)
-        left -= len(chunk)
-    return digest.digest()
-
-
-@contextmanager
-def _opened(ref: ImageRef) -> Iterator[IO[bytes]]:
-    if ref.member is None:
-        path = ref.root / ref.name
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe could block forever
-            raise OSError("not a regular file")
-        with path.open("rb") as file:
-            yield file
-        return
-    archive = _zip(ref.root, ref.root.stat().st_mtime_ns)
-    entry = archive.getinfo(ref.member)
-    if entry.compress_type not in _SAFE:
-        raise OSError("compressed in another way")
-    with archive.open(entry) as member:
-        yield member
-
-
-@lru_cache(maxsize=1)
-def _zip(root: Path, changed: int) -> zipfile.ZipFile:
-    return zipfile.ZipFile(root)  # kept open: reading the directory is slow

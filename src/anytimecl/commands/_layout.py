@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from anytimecl.commands._screen import counted
+import typer
+
+from anytimecl.commands._screen import counted, printable
+from anytimecl.labels import UNSEEN, visible
 
 if TYPE_CHECKING:
     from anytimecl.images import ImageRef
@@ -31,9 +34,9 @@ def doubts_about(refs: Sequence[ImageRef], known: Iterable[str] = ()) -> list[st
 
     `known` are the labels of the memory.
     """
-    labels = list(counts_of(refs))
+    labels, stored = list(counts_of(refs)), set(known)
     told = [told for check in _CHECKS for told in check(labels, refs)]
-    return [*told, *cases_known(labels, known)]
+    return [*told, *_unseen(labels, stored), *cases_known(labels, stored)]
 
 
 def _depths(labels: Sequence[str], refs: Sequence[ImageRef]) -> Iterator[str]:
@@ -60,17 +63,24 @@ def _cases(labels: Sequence[str], refs: Sequence[ImageRef]) -> Iterator[str]:
 
 
 def cases_known(labels: Sequence[str], known: Iterable[str]) -> Iterator[str]:
-    """Warnings about new labels that differ from known ones only in case."""
+    """Warnings about new labels that look like known ones, but for their case."""
     stored = set(known)
     alike = {_folded(label): label for label in stored}
     for label in labels:
         other = alike.get(_folded(label))
         if other is not None and " ".join(label.split()) not in stored:
-            yield f"{label!r} differs only in case from {other!r}, which the memory knows."
+            what = "characters that cannot be seen" if visible(label) == visible(other) else "case"
+            yield f"{label!r} differs only in {what} from {other!r}, which the memory knows."
 
 
 def _folded(label: str) -> str:
-    return " ".join(label.casefold().split())
+    return visible(label).casefold()
+
+
+def _unseen(labels: Sequence[str], stored: Container[str]) -> Iterator[str]:
+    new = (label for label in labels if " ".join(label.split()) not in stored)
+    if found := [label for label in new if UNSEEN.keys() & set(map(ord, label))]:
+        yield f"Some labels have characters that cannot be seen: {_some(found)}."
 
 
 def _inboxes(labels: Sequence[str], refs: Sequence[ImageRef]) -> Iterator[str]:
@@ -84,3 +94,10 @@ _CHECKS = (_depths, _dates, _cases, _inboxes)
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(map(repr, names[:_SHOWN]))
     return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN:,} more"
+
+
+def warn_of_case(label: str, known: Sequence[str]) -> None:
+    """Tell of a label that is about to be given, if it looks like a known one."""
+    for told in cases_known([label], known):
+        told = f"{told} `anytimecl merge` makes them one, `anytimecl undo` takes this back."
+        typer.echo(printable(told), err=True)

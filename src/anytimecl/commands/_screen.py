@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import typer
 
+from anytimecl.commands._words import in_options
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -103,7 +105,7 @@ def report(failures: Sequence[str], what: str) -> None:
         return
     typer.echo(f"{what} ({len(failures):,}):", err=True)
     for failure in failures[:_SHOWN]:
-        typer.echo(f"  {printable(failure)}", err=True)
+        typer.echo(f"  {printable(in_options(failure))}", err=True)
     if len(failures) > _SHOWN:
         typer.echo(f"  and {len(failures) - _SHOWN:,} more", err=True)
 

@@ -10,6 +10,7 @@ _SAID = {
     r"with (\w+)=(.+), not (.+)\. Open it without settings": r"with --\1 \2, not \3. Leave it out",
     r"; read one image with load_image": "; name the folder that holds it",
     r", and go through it with iter_images": "",
+    r", or raise max_pixels if you trust it": "",
     r": use `next` of the page before": ": the page before ends with the place",
 }
 

@@ -1,37 +1,27 @@
-"""`anytimecl examples`, `relabel`, `undo`, `rename`, `merge`, `label` and `labels`."""
+"""`anytimecl examples`, `relabel`, `undo`, `rename`, `merge` and `labels`."""
 
 from __future__ import annotations
 
 import json
 import re
-import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from anytimecl.commands import _common, _screen
-from anytimecl.commands._layout import cases_known
-from anytimecl.commands.learn import no_images
-from anytimecl.errors import AnytimeError, LabelTakenError, UnknownLabelError
+from anytimecl.commands._layout import warn_of_case
+from anytimecl.errors import LabelTakenError
 
 if TYPE_CHECKING:
-    from anytimecl.classifier import AnytimeClassifier
-    from anytimecl.inbox import Inbox, Item
     from anytimecl.review import ExamplePage, StoredExample
-
-_HELP = (
-    "Enter accepts the first proposal, a number another one; anything else is the label itself "
-    "(=7 or =s where that is a number or one letter). s skips, u takes the last answer back, b "
-    "shows what is sure, q ends."
-)
 
 
 def register(main: typer.Typer) -> None:
     """Add the commands to the program."""
-    for command in (examples, relabel, undo, rename, merge, label, labels):
+    for command in (examples, relabel, undo, rename, merge, labels):
         main.command(command.__name__)(command)
 
 
@@ -65,7 +55,8 @@ def examples(
         AnytimeClassifier.open(memory, model=backbone, read_only=True) as classifier,
         _screen.progress("look") as advance,
     ):
-        _check_known(classifier, label)
+        if label is not None:
+            _common.check_known(classifier.memory.labels(), label)
         page = classifier.examples(
             label=label, source=source, like=like, suspicious=suspicious, after=after, limit=limit,
             progress=advance,
@@ -77,17 +68,6 @@ def examples(
     if not page.examples:
         typer.echo("There is no such example.", err=True)
         raise typer.Exit(1)
-
-
-def _check_known(classifier: AnytimeClassifier, *names: str | None) -> None:
-    """Raise for a label without examples, with suggestions."""
-    from anytimecl.labels import clean_label
-
-    known = classifier.memory.labels()
-    for name in filter(None, names):
-        if clean_label(name) not in known:
-            told = f"There is no example of {name!r}.{_common.near(name, known)}"
-            raise UnknownLabelError(told)
 
 
 def _plain(page: ExamplePage) -> dict[str, Any]:
@@ -143,7 +123,7 @@ def relabel(
     missing = []
     with _common.owning(memory, model) as classifier:
         stored = [example for example, _ in classifier.memory.ids()]
-        _warn_of_case(label, classifier.labels)
+        warn_of_case(label, classifier.labels)
         for first, last in wanted:
             found = stored[bisect_left(stored, first) : bisect_right(stored, last)]
             if not found:
@@ -157,12 +137,6 @@ def relabel(
     _screen.report(missing, "Not relabelled")
     if missing:
         raise typer.Exit(1)
-
-
-def _warn_of_case(label: str, known: Sequence[str]) -> None:
-    for told in cases_known([label], known):
-        told = f"{told} `anytimecl merge` makes them one, `anytimecl undo` takes this back."
-        typer.echo(_screen.printable(told), err=True)
 
 
 def _ranges(text: str) -> Iterator[tuple[int, int]]:
@@ -200,8 +174,8 @@ def rename(
 ) -> None:
     """Rename a label."""
     with _common.owning(memory, model) as classifier:
-        _check_known(classifier, old)
-        _warn_of_case(new, [name for name in classifier.labels if name != old])
+        _common.check_known(classifier.memory.labels(), old)
+        warn_of_case(new, [name for name in classifier.labels if name != old])
         try:
             count = classifier.rename_label(old, new)
         except LabelTakenError as error:
@@ -219,7 +193,7 @@ def merge(
 ) -> None:
     """Merge one label into another, existing one."""
     with _common.owning(memory, model) as classifier:
-        _check_known(classifier, source, into)
+        _common.check_known(classifier.memory.labels(), source, into)
         count = classifier.merge_labels(source, into)
         told = f"{_screen.counted(count, 'example')} of {source!r} are {into!r} now."
         typer.echo(_screen.printable(told))
@@ -257,135 +231,3 @@ def labels(
     if found.without_image:
         typer.echo(f"There is no image of {found.without_image:,} more.", err=True)
         raise typer.Exit(1)
-
-
-# Assisted labelling
-
-
-def label(
-    folder: Annotated[Path, typer.Argument(help="Folder or zip of images without labels.")],
-    memory: _common.MemoryOption,
-    labels_text: Annotated[
-        str | None,
-        typer.Option("--labels", metavar="A,B", help="Labels to propose besides the learned ones."),
-    ] = None,
-    labels_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The same, one a line.")
-    ] = None,
-    show: Annotated[
-        bool, typer.Option("--show", help="Open each image in the system's viewer.")
-    ] = False,
-    thumbnails: Annotated[
-        bool, typer.Option("--thumbnails", help="Store a thumbnail of each image too.")
-    ] = False,
-    model: _common.ModelOption = None,
-) -> None:
-    """Label images interactively, the most informative first (active learning).
-
-    Nothing is learned without confirmation. The same command resumes where it stopped.
-
-    Ends with 0, also if some are left; with 1 if some image could not be read.
-    """
-    from anytimecl.images import iter_images
-    from anytimecl.inbox import Inbox
-
-    wanted = _common.read_labels(labels_text, labels_file)
-    if next(iter_images(folder), None) is None:  # checked before a memory is created
-        raise no_images(folder)
-    options = {"thumbnails": thumbnails}
-    with _common.owning(memory, model, lambda settings: settings, **options) as classifier:
-        inbox = Inbox(classifier, folder, wanted)
-        if not len(inbox):
-            typer.echo(f"There is nothing left to label in {folder}.")
-            return
-        typer.echo(f"{_screen.counted(len(inbox), 'image')} to label. {_HELP}", err=True)
-        stop = threading.Event()
-        beside = threading.Thread(target=_look_ahead, args=(inbox, stop), daemon=True)
-        beside.start()
-        try:
-            _ask_all(inbox, show=show)
-        finally:
-            stop.set()
-            beside.join()
-        left = len(inbox)
-        typer.echo(f"{_screen.counted(left, 'image')} left to label.", err=True)
-        _screen.report([*inbox.failures.values()], "Not readable")
-    if inbox.failures:
-        raise typer.Exit(1)
-
-
-def _look_ahead(inbox: Inbox, stop: threading.Event) -> None:
-    while not stop.is_set() and inbox.prepare(1):
-        pass
-
-
-def _ask_all(inbox: Inbox, *, show: bool) -> None:
-    item = inbox.next()
-    while item is not None:
-        if show:
-            inbox.load(item).show()
-        typer.echo(_screen.printable(item.source))
-        for place, (name, probability) in enumerate(item.proposals, 1):
-            typer.echo(_screen.printable(f"  {place}  {name}  {100 * probability:.0f} %"))
-        try:
-            given = typer.prompt("label", default="", show_default=False).strip()
-        except typer.Abort:
-            return
-        if given == "q":
-            return
-        item = _dealt(inbox, item, given)
-
-
-def _dealt(inbox: Inbox, item: Item, given: str) -> Item | None:
-    """Handle the answer for an image; returns the next image to ask about, or the same."""
-    try:
-        if given == "u":
-            return inbox.undo()
-        if given == "b":
-            _bulk(inbox)
-        elif given == "s":
-            inbox.skip(item)
-        else:
-            chosen = _chosen(item, given, inbox.clf.labels)
-            if chosen is None:
-                typer.echo(_HELP, err=True)
-                return item
-            _warn_of_case(chosen, inbox.clf.labels)
-            new = ", a new label" if chosen not in inbox.clf.memory.labels() else ""
-            learned = inbox.answer(item, chosen)
-            typer.echo(_screen.printable(f"  learned {learned.id} as {chosen}{new}"))
-    except AnytimeError as error:
-        typer.secho(str(error), fg="red", err=True)
-        return item
-    return inbox.next()
-
-
-def _chosen(item: Item, given: str, known: Sequence[str]) -> str | None:
-    """The label that was meant; None for what is probably a typing error, such as y or ?."""
-    if given == "" or given.isdecimal():
-        place = int(given or 1) - 1
-        return item.proposals[place].label if 0 <= place < len(item.proposals) else None
-    if len(given) == 1 and given.isascii() and given not in known:
-        return None
-    return given.removeprefix("=").strip() or None
-
-
-def _bulk(inbox: Inbox) -> None:
-    """Show all confident proposals, and learn them if confirmed."""
-    found = inbox.sure()
-    if not found:
-        typer.echo("Nothing is sure yet.", err=True)
-        return
-    for item in found:
-        name, probability = item.proposals[0]
-        typer.echo(_screen.printable(f"  {item.source}  {name}  {100 * probability:.0f} %"))
-    if not typer.confirm(f"Teach {_screen.counted(len(found), 'image')} as proposed?"):
-        return
-    failed = []
-    for item in found:
-        try:
-            inbox.answer(item, item.proposals[0].label)
-        except AnytimeError as error:
-            failed.append(str(error))
-    typer.echo(f"  learned {_screen.counted(len(found) - len(failed), 'image')}")
-    _screen.report(failed, "Not learned")

@@ -43,16 +43,24 @@ def demo(out: Out = Path("runs/demo"), quick: Quick = False) -> None:
 
 def fresh_memory(out: Path) -> Path:
     """The memory's folder. An earlier demo's memory is deleted, any other is an error."""
-    memory = out / MEMORY
+    memory, results = out / MEMORY, out / RESULTS
+    there = results if results.exists() else memory
+    if there.exists() and not _is_a_demos(results):
+        raise StoreError(f"There is a {there} that no demo made. Choose another folder with --out.")
     if memory.exists():
-        if not (out / RESULTS).is_file():
-            raise StoreError(
-                f"There is a {memory} that no demo made. Choose another folder with --out."
-            )
         shutil.rmtree(memory)
     out.mkdir(parents=True, exist_ok=True)
     _write(out, {})  # marks the folder as the demo's, in case it is interrupted
     return memory
+
+
+def _is_a_demos(results: Path) -> bool:
+    """Whether a demo wrote this file, to its end or only to mark its folder."""
+    try:
+        numbers = json.loads(results.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return numbers == {} or (isinstance(numbers, dict) and {"plan", "looks"} <= numbers.keys())
 
 
 def _write(out: Path, numbers: object) -> None:

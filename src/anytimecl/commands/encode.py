@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from anytimecl.commands import _common, _screen
-from anytimecl.errors import AnytimeError, reason
+from anytimecl.errors import AnytimeError, LabelError, reason
 
 if TYPE_CHECKING:
     from anytimecl.backbone import Backbone
@@ -83,15 +83,13 @@ def encode(
 
     Ends with 1 if some image could not be used.
     """
-    from anytimecl.commands.learn import _chosen
-    from anytimecl.labels import teachable
     from anytimecl.scale.encoding.finishing import finish
     from anytimecl.scale.encoding.job import EncodingJob, begun, memory_meta
     from anytimecl.scale.encoding.sources import Reading
 
     backbone = _load(model, device)
-    settings = _chosen(_common.fitting_settings(backbone), codec, sampler, seed)
-    names = None if classes is None else tuple(map(teachable, _lines(classes)))
+    settings = _common.chosen_settings(_common.fitting_settings(backbone), codec, sampler, seed)
+    names = None if classes is None else _names_in(classes)
     order = None if shuffle is False else settings.seed
     reading = Reading(split, order, bool(shuffle), image_column, label_column, names)
     where = source if "://" in source else str(Path(source).resolve())
@@ -112,11 +110,21 @@ def _load(model: str | None, device: str) -> Backbone:
     return backbone.load(model or _common.EMBEDDED, device=there)
 
 
-def _lines(file: Path) -> list[str]:
+def _names_in(file: Path) -> tuple[str, ...]:
+    """The label of each number: no line may be left out."""
+    from anytimecl.labels import teachable
+
     try:
-        return file.read_text("utf-8").splitlines()
+        lines = file.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise AnytimeError(f"The classes in {file} cannot be read: {reason(error)}.") from error
+    names = []
+    for number, line in enumerate(lines, 1):
+        try:
+            names.append(teachable(line))
+        except LabelError as error:
+            raise LabelError(f"{file}, line {number}: {error}") from error
+    return tuple(names)
 
 
 def _run(

@@ -1,8 +1,7 @@
-"""`anytimecl learn`, `consolidate`, `forget` and `rebuild`: commands that change the model."""
+"""`anytimecl learn`: learns a folder or zip of labelled images, one by one."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import random
 import sys
@@ -17,13 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from anytimecl.commands import _common, _screen
-from anytimecl.errors import (
-    AnytimeError,
-    ImageError,
-    LabelError,
-    PartError,
-    UnknownLabelError,
-)
+from anytimecl.commands.retrain import consolidate_all
+from anytimecl.errors import AnytimeError, ImageError, LabelError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,9 +34,8 @@ TRAIN = "train"
 
 
 def register(main: typer.Typer) -> None:
-    """Add the commands to the program."""
-    for command in (learn, consolidate, forget, rebuild):
-        main.command(command.__name__)(command)
+    """Add `anytimecl learn` to the program."""
+    main.command("learn")(learn)
 
 
 def learn(
@@ -127,18 +120,14 @@ def learn(
     Ends with 0 if all went well, 1 if some image could not be used, 2 if nothing was done, and 130
     after Ctrl-C.
     """
+    options = _store_options(store, cap, durability, thumbnails=thumbnails)
     refs = _choose_split(folder, split)
     if not _agreed(refs, folder, memory, dry_run=dry_run, yes=yes):
         return
 
     def choose(settings: Settings) -> Settings:
-        return _chosen(settings, codec, sampler, seed, expert, blend)
+        return _common.chosen_settings(settings, codec, sampler, seed, expert, blend)
 
-    if durability not in ("process", "full"):
-        raise typer.BadParameter("Give process or full.", param_hint="--durability")
-    options: dict[str, Any] = {"cap": cap, "durability": durability, "thumbnails": thumbnails}
-    if store is not None:
-        options = {"store": _common.choice(store)}  # it has options of its own
     with _common.owning(memory, model, choose, **options) as classifier:
         if shuffle:
             random.Random(classifier.settings.seed).shuffle(refs)
@@ -154,9 +143,27 @@ def learn(
             )
             raise typer.Exit(_common.INTERRUPTED)
         if epochs:
-            _consolidate(classifier, epochs)
+            consolidate_all(classifier, epochs)
     if tally.failures:
         raise typer.Exit(1)
+
+
+def _store_options(
+    store: str | None, cap: int | None, durability: str, *, thumbnails: bool
+) -> dict[str, Any]:
+    """Options of the memory; a store that is named has its own."""
+    if durability not in ("process", "full"):
+        raise typer.BadParameter("Give process or full.", param_hint="--durability")
+    options = {"cap": cap, "durability": durability, "thumbnails": thumbnails}
+    if store is None:
+        return options
+    if options != {"cap": None, "durability": "process", "thumbnails": False}:
+        raise typer.BadParameter(
+            "With --store, --cap, --durability and --thumbnails are options of the store: "
+            '{"name": ..., "options": {"cap": 1000}}.',
+            param_hint="--store",
+        )
+    return {"store": _common.choice(store)}
 
 
 def _agreed(
@@ -225,33 +232,7 @@ def _choose_split(folder: Path, split: str | None) -> list[ImageRef]:
     if refs:
         known = f"It has {', '.join(splits)}." if splits else "It has none."
         raise typer.BadParameter(f"{folder} has no split {split!r}. {known}", param_hint="--split")
-    raise no_images(folder)
-
-
-def no_images(folder: Path) -> ImageError:
-    """The error for a folder without images."""
-    return ImageError(f"There are no images in {folder}.")
-
-
-def _chosen(
-    settings: Settings,
-    codec: str | None,
-    sampler: str | None,
-    seed: int | None,
-    experts: Sequence[str] | None = None,
-    blend: str | None = None,
-) -> Settings:
-    """The settings with the chosen options; invalid ones raise before a memory is created."""
-    changes: dict[str, Any] = {} if seed is None else {"seed": seed}
-    for option, text in (("codec", codec), ("sampler", sampler), ("blend", blend)):
-        if text is not None:
-            changes[option] = _common.choice(text)
-    if experts:
-        changes["experts"] = tuple(map(_common.choice, experts))
-    try:
-        return dataclasses.replace(settings, **changes)
-    except PartError as error:
-        raise typer.BadParameter(str(error)) from error
+    raise _common.no_images(folder)
 
 
 # Learning
@@ -267,7 +248,7 @@ class Tally:
     moved: list[str] = field(default_factory=list)  # messages about images that had another label
     listed: bool = False  # whether every image is printed
     numbers: list[int] = field(default_factory=list)  # first and last of those learned
-    dealt: dict[bytes, str] = field(default_factory=dict)  # digest of content -> label in this run
+    dealt: dict[bytes, str] = field(default_factory=dict)  # digest of file -> label in this run
     failures: list[str] = field(default_factory=list)
     right: list[int] = field(default_factory=lambda: [0, 0, 0])  # blend, tuned, original
     recent: deque[tuple[bool, bool, bool]] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -312,7 +293,8 @@ class _Ready(NamedTuple):
     """An image that is ready to be learned."""
 
     ref: ImageRef
-    content: bytes  # digest of the file
+    file: bytes
+    digest: bytes
     label: str
     key: FileKey
     tokens: Tensor | None = None  # None: already learned, or stored as a file
@@ -338,9 +320,10 @@ def _teach(classifier: AnytimeClassifier, refs: Sequence[ImageRef], tally: Tally
 
 def _prepare(classifier: AnytimeClassifier, ref: ImageRef) -> _Ready:
     """Read and encode an image, unless the file was learned with this label before."""
-    from anytimecl.commands._files import digest, shown
+    from anytimecl.commands._files import shown
+    from anytimecl.images import load_image
+    from anytimecl.inbox import file_key
     from anytimecl.labels import clean_label
-    from anytimecl.memory import FileKey
     from anytimecl.thumbnails import thumbnail_of
 
     if ref.label is None:
@@ -349,12 +332,12 @@ def _prepare(classifier: AnytimeClassifier, ref: ImageRef) -> _Ready:
         label = clean_label(ref.label)
     except LabelError as error:
         raise LabelError(f"{shown(ref)!r}: {error}") from error
-    content = digest(ref)
-    key = FileKey(hashlib.sha256(content + label.encode()).hexdigest())
-    ready = _Ready(ref, content, label, key)
-    if classifier.memory.has_key(key) is not None:
+    file = ref.read()
+    digest = hashlib.sha256(file).digest()
+    ready = _Ready(ref, file, digest, label, file_key(digest, label))
+    if classifier.memory.has_key(ready.key) is not None:
         return ready
-    image = ref.load()
+    image = load_image({"bytes": file, "path": shown(ref)})
     if classifier.settings.name_of("codec") == "image":
         return ready
     small = thumbnail_of(image) if classifier.memory.thumbnails else None
@@ -363,10 +346,10 @@ def _prepare(classifier: AnytimeClassifier, ref: ImageRef) -> _Ready:
 
 def _teach_one(classifier: AnytimeClassifier, ready: _Ready, tally: Tally) -> Learned | None:
     """Learn an image; None if it is already learned."""
-    from anytimecl.commands._files import contents, shown
+    from anytimecl.commands._files import shown
 
     ref, label, key = ready.ref, ready.label, ready.key
-    if (other := tally.dealt.setdefault(ready.content, label)) != label:
+    if (other := tally.dealt.setdefault(ready.digest, label)) != label:
         raise LabelError(
             f"{shown(ref)!r} lies in the folder of {other!r} too: an image has one label, so "
             "remove one of the two"
@@ -375,11 +358,12 @@ def _teach_one(classifier: AnytimeClassifier, ready: _Ready, tally: Tally) -> Le
         tally.tell(known, label, ref, "known")
         return None
     before = classifier.memory.last
+    about: dict[str, Any] = {"key": key, "source": shown(ref)}
     if ready.tokens is None:
-        learned = classifier.learn_one(contents(ref), label, key=key, source=shown(ref))
+        learned = classifier.learn_one(ready.file, label, **about)
     else:
-        about: dict[str, Any] = {"source": shown(ref), "thumbnail": ready.thumbnail}
-        learned = classifier.learn_tokens(ready.tokens, label, key=key, **about)
+        about["thumbnail"] = ready.thumbnail
+        learned = classifier.learn_tokens(ready.tokens, label, **about)
     if classifier.memory.last == before:  # the same image in another file
         tally.tell(learned.id, label, ref, "known")
         return None
@@ -416,98 +400,3 @@ def _summarise(classifier: AnytimeClassifier, tally: Tally) -> None:
         _screen.show_table(headings, rows, numbers=headings[1:])
     _screen.report(tally.moved, "Relabelled")
     _screen.report(tally.failures, "Not learned")
-
-
-# Consolidation and rebuild
-
-
-def consolidate(
-    memory: _common.MemoryOption,
-    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over all examples.")] = 10,
-    model: _common.ModelOption = None,
-) -> None:
-    """Train over the whole memory, when there is idle time."""
-    with _common.owning(memory, model) as classifier:
-        if not len(classifier):
-            raise AnytimeError(f"Nothing is learned yet in {memory}: there is nothing to practise.")
-        _consolidate(classifier, epochs)
-
-
-def _consolidate(classifier: AnytimeClassifier, epochs: int) -> None:
-    told = "Stopped. What is known is as it was before."
-    with _common.if_interrupted(told), _screen.progress("consolidate") as advance:
-        classifier.consolidate(epochs, progress=advance)
-    times = _screen.counted(epochs, "time")
-    typer.echo(f"Went {times} through {_screen.counted(len(classifier), 'example')}.")
-
-
-def rebuild(memory: _common.MemoryOption, model: _common.ModelOption = None) -> None:
-    """Learn everything in the memory again from the start, without what was forgotten."""
-    with _common.owning(memory, model) as classifier:
-        _rebuild(classifier)
-
-
-def _rebuild(classifier: AnytimeClassifier) -> None:
-    told = "Stopped. What is known is as it was."
-    with _common.if_interrupted(told), _screen.progress("rebuild") as advance:
-        classifier.rebuild(progress=advance)
-    typer.echo(f"Learned {_screen.counted(len(classifier), 'example')} again from the start.")
-
-
-# Forgetting
-
-
-def forget(
-    memory: _common.MemoryOption,
-    example: Annotated[
-        int | None, typer.Option(metavar="ID", help="The number of one example.")
-    ] = None,
-    label: Annotated[
-        str | None, typer.Option(metavar="L", help="Every example of this label.")
-    ] = None,
-    again: Annotated[
-        bool,
-        typer.Option("--rebuild", help="Then learn all remaining examples again from the start."),
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    model: _common.ModelOption = None,
-) -> None:
-    """Remove one example, or every example of a label, for good.
-
-    The examples learned since the last checkpoint are learned again without them. Their effect on
-    an older checkpoint stays in the weights until a rebuild.
-    """
-    if (example is None) == (label is None):
-        raise typer.BadParameter("Say what to forget: either --example or --label.")
-    what = _to_be_forgotten(memory, example, label)
-    if not yes:
-        typer.confirm(f"Forget {what} for good?", abort=True, err=True)
-    with _common.owning(memory, model) as classifier:
-        gone = classifier.forget(example_id=example, label=label)
-        typer.echo(f"Forgot {what}.")
-        if again:
-            _rebuild(classifier)
-        elif gone.clean:
-            typer.echo("What came after was learned again without it: the model kept nothing.")
-        else:
-            typer.echo(
-                "What the model took from it stays until `anytimecl rebuild`; "
-                "`anytimecl consolidate` wears it down."
-            )
-
-
-def _to_be_forgotten(memory: Path, example: int | None, label: str | None) -> str:
-    """Description of what is forgotten; raises if it does not exist."""
-    from anytimecl.labels import clean_label
-    from anytimecl.memory import open_memory
-
-    with open_memory(memory, read_only=True) as store:
-        if example is not None:
-            return f"example {example} of {store.example(example).label!r}"
-        assert label is not None
-        name, counts = clean_label(label), store.labels()
-    if name not in counts:
-        raise UnknownLabelError(
-            f"The memory in {memory} has no example of {name!r}.{_common.near(name, counts)}"
-        )
-    return f"{_screen.counted(counts[name], 'example')} of {name!r}"

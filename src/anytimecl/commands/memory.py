@@ -37,7 +37,9 @@ def show_info(folder: Folder) -> None:
         facts.append(("model", json.loads(known.meta["spec"])["name"]))
     if "settings" in known.meta:
         settings = json.loads(known.meta["settings"])
-        facts += [(name, str(settings[name])) for name in ("codec", "sampler", "seed")]
+        for name in ("codec", "sampler", "seed"):
+            found = settings[name]
+            facts.append((name, json.dumps(found) if isinstance(found, dict) else str(found)))
     each = known.payload_bytes / known.examples if known.examples else 0
     facts += [
         ("examples", f"{known.examples:,} of {_screen.counted(known.labels, 'label')}"),
@@ -56,8 +58,12 @@ def check(folder: Folder) -> None:
     """Read everything that is stored and check it. Ends with 1 if anything is wrong."""
     from anytimecl.memory import open_memory, verify
 
-    with open_memory(folder, read_only=True) as store, _screen.progress("checking") as advance:
-        report = verify(store, advance)
+    try:
+        with open_memory(folder, read_only=True) as store, _screen.progress("checking") as advance:
+            report = verify(store, advance)
+    except StoreError as error:  # it cannot even be opened, and its message names this command
+        told = str(error).replace("run `anytimecl memory verify`, or restore", "restore")
+        raise StoreError(told) from error
     typer.echo(str(report))
     if not report.ok:
         raise typer.Exit(1)
@@ -108,6 +114,7 @@ def write_out(
 
     `memory import` restores the same memory from it. Works while another program learns.
     """
+    from anytimecl.settings import Settings
     from anytimecl.transfer import FEATURES, attached, export_classifier
 
     look = None
@@ -116,8 +123,9 @@ def write_out(
             known = ", ".join([*FEATURES, "none"])
             raise typer.BadParameter(f"There are: {known}.", param_hint="--features")
         meta = _common.read_meta(folder, read_only=True)
-        backbone = _load(model, meta, "or use --features none.")
-        look = FEATURES[features](backbone, attached(backbone, _codec_in(meta)))
+        backbone = _common.load_model(model, meta, "Or export without it: --features none.")
+        codec = Settings.from_json(meta["settings"]).codec
+        look = FEATURES[features](backbone, attached(backbone, codec))
     with _screen.progress("export") as advance:
         count = export_classifier(folder, to, features=look, progress=advance)
     typer.echo(f"Exported {_screen.counted(count, 'example')} of {folder} to {to}.")
@@ -140,7 +148,7 @@ def read_in(
     found = read_export(export)
     backbone = None
     if model is not None:
-        backbone = _load(model, found.meta)
+        backbone = _common.load_model(model, found.meta)
         _check_model(backbone, found.meta, export)
     told = "Stopped. What was added is kept, and the same command adds the rest."
     with _common.if_interrupted(told), _screen.progress("import") as advance:
@@ -188,7 +196,7 @@ def turn_over(
         CODECS.named(chosen)  # raises before a model is loaded
     meta = _common.read_meta(folder, read_only=True)
     # Another model has its own tail: a SigLIP's has no block, others have one.
-    backbone = _load(None, meta) if model is None else _common.load_model(model)
+    backbone = _common.load_model(model, meta if model is None else None)
     with (
         open_memory(folder, read_only=True) as source,
         _common.if_interrupted("Stopped. The same command goes on from here."),
@@ -201,20 +209,10 @@ def turn_over(
         raise typer.Exit(1)
 
 
-def _load(model: str | None, meta: Mapping[str, str], otherwise: str = "") -> Backbone:
-    try:
-        return _common.load_model(model, meta)
-    except ModelError as error:
-        raise ModelError(f"{error} {otherwise}".strip()) from error
-
-
-def _codec_in(meta: Mapping[str, str]) -> str:
-    return str(json.loads(meta["settings"])["codec"])
-
-
 def _check_model(backbone: Backbone, meta: Mapping[str, str], export: Path) -> None:
     from anytimecl.backbone.spec import Spec, differences
     from anytimecl.opening import way_out
+    from anytimecl.settings import Settings
 
     if meta.get("fingerprint") != backbone.spec.fingerprint:
         made_with = Spec.from_dict(json.loads(meta["spec"]))
@@ -222,5 +220,5 @@ def _check_model(backbone: Backbone, meta: Mapping[str, str], export: Path) -> N
         raise StoreError(
             f"The export in {export} was made with the model {made_with.name!r}, not with "
             f"{backbone.spec.name!r} ({told}). Import it without --model. "
-            + way_out(_codec_in(meta), "the new memory")
+            + way_out(Settings.from_json(meta["settings"]).name_of("codec"), "the new memory")
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from anytimecl.commands import _screen
 from anytimecl.errors import ModelError
 
 if TYPE_CHECKING:
@@ -162,9 +162,6 @@ def prior(
     Any images will do, the more labels the better; a thousand labels with five images each are
     plenty. It is used by memories that are created with the model afterwards.
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     from anytimecl import backbone
     from anytimecl.backbone.prior import prior_file
     from anytimecl.backbone.text import cache_folder
@@ -175,14 +172,9 @@ def prior(
         raise ModelError(f"{name} brings its prior along: there is nothing to measure.")
     refs = [ref for ref in iter_images(images) if ref.label is not None]
     model = backbone.load(name, device=device)
-    with Progress(console=Console(stderr=True)) as shown:
-        task = shown.add_task("encoding", total=None)
-        found = measure_prior(
-            model,
-            [ref.load for ref in refs],
-            [str(ref.label) for ref in refs],
-            lambda done, total: shown.update(task, completed=done, total=total),
-        )
+    labels = [str(ref.label) for ref in refs]
+    with _screen.progress("encode") as advance:
+        found = measure_prior(model, [ref.load for ref in refs], labels, advance)
     file = prior_file(cache_folder(), model.spec.fingerprint)
     found.save(file)
     typer.echo(f"The prior of {model.spec.name}, from {len(refs):,} images, is in {file}")
@@ -199,32 +191,6 @@ def _facts(spec: Spec) -> str:
 
 @contextmanager
 def _progress(wheel: Wheel) -> Iterator[Watch]:
-    """A progress bar on a terminal, or lines in a log; on stderr."""
-    with (_bar if sys.stderr.isatty() else _lines)(wheel) as watch:
-        yield watch
-
-
-@contextmanager
-def _bar(wheel: Wheel) -> Iterator[Watch]:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True)) as progress:
-        task = progress.add_task(f"{wheel.name} {wheel.version}", total=wheel.size)
-        yield lambda done: progress.update(task, completed=done)
-
-
-@contextmanager
-def _lines(wheel: Wheel) -> Iterator[Watch]:
-    said = -1
-
-    def watch(done: int) -> None:
-        nonlocal said
-        quarter = 4 * done // wheel.size
-        if quarter > said:
-            said = quarter
-            megabytes = f"{done / 1e6:.0f} of {wheel.size / 1e6:.0f} MB"
-            typer.echo(f"{wheel.name} {wheel.version}: {megabytes}", err=True)
-
-    yield watch
+    """Progress of a download, in megabytes."""
+    with _screen.progress(f"{wheel.name} {wheel.version}, MB") as advance:
+        yield lambda done: advance(done // 1_000_000, wheel.size // 1_000_000)

@@ -114,7 +114,6 @@ def predict(
     top = top or (TOP_OF_ONE if len(found) == 1 else TOP_OF_MANY)
     answers: list[AnswerRow] = []
     failures: list[str] = []
-    done = 0
     if csv_file is not None:
         _common.writable(csv_file, "--csv")
     with ExitStack() as stack:
@@ -127,12 +126,11 @@ def predict(
         _embed(classifier, asked or [])
         stopping = stack.enter_context(_common.asked_to_stop())
         advance = stack.enter_context(_screen.progress("predict"))
-        for answer in _answers(classifier, found, asked, threshold, top):
+        for done, answer in enumerate(_answers(classifier, found, asked, threshold, top), 1):
             for write in writers or [answers.append]:
                 write(answer)
             if answer.error:
                 failures.append(answer.error)
-            done += 1
             advance(done, len(found))
             if stopping():
                 break
@@ -214,6 +212,7 @@ def _answers(
 def _load(item: ImageRef | Failure) -> tuple[str, Image | str]:
     """The name, and the image or an error message."""
     from anytimecl.commands._files import Failure, shown
+    from anytimecl.commands._words import in_options
     from anytimecl.errors import ImageError
 
     if isinstance(item, Failure):
@@ -221,7 +220,7 @@ def _load(item: ImageRef | Failure) -> tuple[str, Image | str]:
     try:
         return shown(item), item.load()
     except ImageError as error:
-        return shown(item), str(error)
+        return shown(item), in_options(str(error))
 
 
 def _told(name: str, prediction: Prediction, top: int) -> AnswerRow:

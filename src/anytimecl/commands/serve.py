@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from anytimecl.backbone import Backbone
     from anytimecl.classifier import AnytimeClassifier
     from anytimecl.serve.memories import Memories
-    from anytimecl.serve.options import Options
     from anytimecl.serve.tokens import AccessTokens
 
 Durability = Literal["process", "full"]
@@ -40,7 +38,7 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
     if file is None:
         return None
     try:
-        settings = tomllib.loads(file.read_text("utf-8"))
+        settings = tomllib.loads(file.read_text("utf-8-sig"))
     except (OSError, ValueError) as error:
         raise AnytimeError(f"The settings in {file} cannot be read: {reason(error)}.") from error
     known = {str(option.name) for option in context.command.params} - {"config", "show_config"}
@@ -188,6 +186,9 @@ def serve(
         return
     _check_installed()
     from anytimecl.serve import logs, tracing
+    from anytimecl.serve.engine import Engine
+    from anytimecl.serve.granted import Granted
+    from anytimecl.serve.memories import Memories
     from anytimecl.serve.options import MIB, Options
     from anytimecl.serve.server import check_binding
     from anytimecl.serve.tokens import read_tokens, warn_if_shared
@@ -218,8 +219,9 @@ def serve(
         tracing.export_by_environment()
     warn_if_shared(tokens)
     _reload_on_hangup(known, tokens)
-    served = _served(classifier, options, memories, open_one)
-    _remember_grants(known, served)
+    served = Memories(Engine(classifier, options), memories, open_one)
+    if known:  # load granted tokens, and store new ones beside the first memory
+        known.granted = Granted(served.default.folder)
     _run(served, known, host, port, label_studio)
 
 
@@ -237,26 +239,6 @@ def _first(memory: Path | None, memories: Path | None) -> Path:
             "here: leave --memory out, or rename that folder."
         )
     return memory or memories / DEFAULT
-
-
-def _served(
-    classifier: AnytimeClassifier,
-    options: Options,
-    folder: Path | None,
-    opener: Callable[[Path], AnytimeClassifier],
-) -> Memories:
-    from anytimecl.serve.engine import Engine
-    from anytimecl.serve.memories import Memories
-
-    return Memories(Engine(classifier, options), folder, opener)
-
-
-def _remember_grants(known: AccessTokens, served: Memories) -> None:
-    """Load granted tokens, and store new ones beside the first memory."""
-    from anytimecl.serve.granted import Granted
-
-    if known:
-        known.granted = Granted(served.default.folder)
 
 
 def _shown(context: typer.Context) -> str:

@@ -96,14 +96,12 @@ class Watcher:
         self._dealt = {name: stamp for name, stamp in self._dealt.items() if name in now}
 
     def _learn(self, ref: ImageRef, label: str) -> Iterator[str]:
-        from anytimecl.commands._files import digest
+        from anytimecl.inbox import file_key
         from anytimecl.labels import clean_label
-        from anytimecl.memory import FileKey
 
         try:
             name = clean_label(label)
-            # The key of `anytimecl learn`, so that each skips what the other learned.
-            key = FileKey(hashlib.sha256(digest(ref) + name.encode()).hexdigest())
+            key = file_key(hashlib.sha256(ref.read()).digest(), name)
             example, known = self._teach(ref, name, key)
         except (ImageError, LabelError) as error:
             yield f"not learned: {error}"
@@ -132,7 +130,7 @@ def _teacher(memory: Path | None, url: str | None, model: str | None) -> Iterato
             known = classifier.memory.has_key(key)
             if known is not None:
                 return known, True
-            return classifier.learn_one(ref.load(), label, key=key).id, False
+            return classifier.learn_one(ref.root / ref.name, label, key=key).id, False
 
         yield here
 

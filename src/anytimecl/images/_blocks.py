@@ -26,13 +26,11 @@ def check_png(data: bytes) -> None:
         position += 12 + int.from_bytes(data[position : position + 4])
 
 
-def check_jpeg(data: bytes) -> None:
-    """Segments of a JPEG and the filling between them, up to its pixels."""
-    in_first_scan(data)
+def check_jpeg(data: bytes) -> int:
+    """Segments of a JPEG and the filling between them, up to its pixels.
 
-
-def in_first_scan(data: bytes) -> int:
-    """Components in the first scan of a JPEG: the reader keeps all of it where some come later."""
+    Returns the components in its first scan: the reader keeps all of it where some come later.
+    """
     position, parts = 2, 0
     while found := _MARKER.search(data, position):
         parts += max(1, len(found[1]) - 1) + (found.start() - position)

@@ -23,7 +23,7 @@ from PIL.PpmImagePlugin import PpmImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from anytimecl.images._blocks import check_gif, check_jpeg, check_png, in_first_scan
+from anytimecl.images._blocks import check_gif, check_jpeg, check_png
 from anytimecl.images._errors import Refusal
 from anytimecl.images._pixels import check_size
 
@@ -97,7 +97,7 @@ def cost(data: bytes, max_pixels: int, at_least: int | None = None) -> Cost:
     if isinstance(image, JpegImageFile):
         _draft(image, at_least)
         held = image.width * image.height
-        if "progressive" in image.info or in_first_scan(data) < image.layers:
+        if "progressive" in image.info or check_jpeg(data) < image.layers:
             held += _COEFFICIENTS * width * height
     if isinstance(image, TiffImageFile):
         across, down = tiff_tile(data, (width, height))

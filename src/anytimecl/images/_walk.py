@@ -87,12 +87,15 @@ def iter_images(
     [('train/ant/1.png', 'ant', 'train'), ('train/cat/2.png', 'cat', 'train')]
     """
     root = Path(folder_or_zip)
+    passed = Counter() if passed is None else passed
     with errors_named(describe(root), what="images of"):
         if stat.S_ISDIR(root.stat().st_mode):
-            return _walk_folder(root, sorted(root.iterdir(), reverse=True), _counting(passed))
+            return _walk_folder(root, sorted(root.iterdir(), reverse=True), passed)
         if not (root.is_file() and zipfile.is_zipfile(root)):
+            if root.suffix.lower() == ".zip":
+                raise Refusal("it is not a whole zip; export or download it again")
             raise Refusal("it is neither a folder nor a zip; read one image with load_image")
-        return _walk_zip(root, open_zip(root).namelist(), _counting(passed))
+        return _walk_zip(root, open_zip(root).namelist(), passed)
 
 
 def load_many(refs: Iterable[ImageRef]) -> Iterator[tuple[ImageRef, Image.Image | ImageError]]:
@@ -109,10 +112,6 @@ def load_many(refs: Iterable[ImageRef]) -> Iterator[tuple[ImageRef, Image.Image 
         except ImageError as error:  # the caught one would keep the bytes of its file alive
             image = ImageError(*error.args)
         yield ref, image
-
-
-def _counting(passed: Counter[str] | None) -> Counter[str]:
-    return Counter() if passed is None else passed
 
 
 def _walk_folder(root: Path, todo: list[Path], passed: Counter[str]) -> Iterator[ImageRef]:

@@ -13,6 +13,7 @@ import random
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from anytimecl.inbox._known import knowing
 from anytimecl.inbox._state import KNOWN, State
 from anytimecl.labels import clean_label, clean_labels
 from anytimecl.listing import Exported, export_labels
+from anytimecl.memory import FileKey
 from anytimecl.memory.acts import last_acts
 from anytimecl.memory.contract import Progress
 from anytimecl.predicting import digest_of
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from anytimecl.classifier import AnytimeClassifier
     from anytimecl.trainer import Learned
 
-__all__ = ["Exported", "Inbox", "Item", "Proposal", "export_labels", "knowing"]
+__all__ = ["Exported", "Inbox", "Item", "Proposal", "export_labels", "file_key", "knowing"]
 
 FIRST = 64  # images encoded before the first query
 AHEAD = 4  # further images encoded with each query
@@ -149,7 +151,10 @@ class Inbox:
         """Learn an image of the inbox with this label."""
         with self._working:
             image, clf = self._images[item.number], self.clf
-            key = _key(image, label)
+            given, key = image, None
+            if isinstance(image, ImageRef):
+                given = image.read()
+                key = file_key(hashlib.sha256(given).digest(), label)
             if (
                 self._tokens
                 and self._tokens[0] == item.number
@@ -160,7 +165,6 @@ class Inbox:
                     self._tokens[1], label, key=key, source=item.source, thumbnail=small
                 )
             else:
-                given = image.read() if isinstance(image, ImageRef) else image
                 learned = clf.learn_one(given, label, key=key, source=item.source)
             self._state.note(self._keys[item.number], "answer", learned.id)
             return learned
@@ -177,6 +181,11 @@ class Inbox:
             if last is None:
                 raise StoreError("Nothing was answered or skipped yet: there is nothing to undo.")
             key, example = last
+            if key not in self._keys:
+                raise StoreError(
+                    "The image that was answered or skipped last is gone, or changed since: it "
+                    "cannot be asked about again. Use relabel, undo or forget instead."
+                )
             if example is not None:
                 self._take_back(example)
             self._state.note(key, "undo")
@@ -203,8 +212,12 @@ class Inbox:
 
     def load(self, item: Item) -> Image.Image:
         """Load the image."""
-        image = self._images[item.number]
-        return image.load() if isinstance(image, ImageRef) else load_image(image)
+        return load_image(self._given(item.number))
+
+    def _given(self, number: int) -> ImageSource:
+        """An image, read from its folder or zip."""
+        image: ImageSource | ImageRef = self._images[number]
+        return image.load() if isinstance(image, ImageRef) else image
 
     def _take_back(self, example: int) -> None:
         with self.clf.memory.reading():
@@ -238,10 +251,8 @@ class Inbox:
 
     def _look(self, number: int) -> None:
         name = self._names[number]
-        image = self._images[number]
         try:
-            given = image.load() if isinstance(image, ImageRef) else image
-            tokens = self.clf.encode([given])
+            tokens = self.clf.encode([self._given(number)])
         except ImageError as error:
             self.failures[name] = str(error)
             return
@@ -271,9 +282,7 @@ class Inbox:
     def _item(self, number: int) -> Item:
         """An item with the proposals of the whole model."""
         clf = self.clf
-        image = self._images[number]
-        given = image.load() if isinstance(image, ImageRef) else image
-        tokens = clf.encode([given])
+        tokens = clf.encode([self._given(number)])
         self._tokens = number, tokens[0]
         labels = list(dict.fromkeys([*clf.labels, *self._wanted]))
         proposals: list[Proposal] = []
@@ -297,19 +306,28 @@ def _name(image: Any, number: int) -> str:
 
 
 def _known_by(image: Any, name: str) -> str:
-    """Digest of name, size and time of modification (of the zip, for its members)."""
-    written = (0, 0)
-    if isinstance(image, ImageRef):
-        file = image.root if image.member is not None else image.root / image.name
-        with suppress(OSError):
+    """Digest of name, size and time of modification (of the zip, for its members).
+
+    Of an image that is no file, its pixels: the name is only its place in a list.
+    """
+    about: list[Any] = [name, 0, 0]
+    if isinstance(image, ImageRef | str | os.PathLike):
+        file = Path(name)
+        if isinstance(image, ImageRef) and image.member is not None:
+            file = image.root
+        with suppress(OSError, ValueError):
             status = file.stat()
-            written = status.st_size, status.st_mtime_ns
-    return hashlib.sha256(json.dumps([name, *written]).encode()).hexdigest()[:32]
+            about = [name, status.st_size, status.st_mtime_ns]
+    else:
+        with suppress(ImageError):
+            pixels = load_image(image)
+            about = [name, *pixels.size, hashlib.sha256(pixels.tobytes()).hexdigest()]
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
 
 
-def _key(image: Any, label: str) -> str | None:
-    """The key that `anytimecl learn` uses, so that it skips images labelled here."""
-    if not isinstance(image, ImageRef):
-        return None
-    content = hashlib.sha256(image.read()).digest()
-    return hashlib.sha256(content + clean_label(label).encode()).hexdigest()
+def file_key(digest: bytes, label: str) -> FileKey:
+    """The key of an image file, from the SHA-256 of its content, and its label.
+
+    The same in all commands, so that each skips what another learned.
+    """
+    return FileKey(hashlib.sha256(digest + clean_label(label).encode()).hexdigest())

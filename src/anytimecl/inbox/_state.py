@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,7 @@ class State:
         if self._file is not None:
             with self._vector_file.open("ab") as raw:
                 row = raw.tell() // vector.nbytes
+                raw.truncate(row * vector.nbytes)  # a write that was interrupted
                 raw.write(vector.tobytes())
             self._write({"key": key, "row": row})
             self._rows[key] = row
@@ -134,5 +136,9 @@ class State:
     def _write(self, told: dict[str, Any]) -> None:
         if self._file is None:
             return
-        with self._file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(told) + "\n")
+        with self._file.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read() != b"\n":  # a write that was interrupted: begin a line of its own
+                    file.write(b"\n")
+            file.write(json.dumps(told).encode() + b"\n")

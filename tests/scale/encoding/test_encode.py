@@ -21,7 +21,8 @@ from tests.commands.conftest import COLOURS, Run, zipped
 from tests.commands.test_learn import opinion
 
 from anytimecl import files
-from anytimecl.errors import AnytimeError, StoreError
+from anytimecl.commands.encode import _names_in
+from anytimecl.errors import AnytimeError, LabelError, StoreError
 from anytimecl.images import iter_images
 from anytimecl.memory import open_memory
 from anytimecl.memory.contract import Row
@@ -411,3 +412,12 @@ def test_two_who_write_the_same_block_do_not_meet(
     (job.file(0).parent / ".block-000000.parquet.left.part").write_bytes(b"by a kill")
     assert finish(job).examples == 12
     assert [file.name for file in job.file(0).parent.iterdir()] == ["block-000000.parquet"]
+
+
+def test_names_of_classes_begin_after_a_byte_order_mark(tmp_path: Path) -> None:
+    classes = tmp_path / "classes.txt"
+    classes.write_bytes(b"\xef\xbb\xbfcat\r\ndog\r\n")
+    assert _names_in(classes) == ("cat", "dog")
+    classes.write_text("cat\n\ndog\n")  # left out, it would give the third class the wrong name
+    with pytest.raises(LabelError, match=r"classes\.txt, line 2: The label is empty"):
+        _names_in(classes)
