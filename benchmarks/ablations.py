@@ -61,6 +61,7 @@ class Variant(NamedTuple):
 
     parts: tuple[Part, ...] = ()
     without: tuple[str, ...] = ()  # experts
+    prior: bool = True
     read: Read = lambda opinions: blend(POOL, opinions)
 
 
@@ -111,6 +112,19 @@ def one_fewer(
         return left_out(expert, images, rows, examples)
 
 
+# Parts of the Gaussian expert, by the name of what is set in its module.
+EXPERT: dict[str, tuple[str, object]] = {
+    "prior of 200 examples": ("STRENGTH", 200.0),
+    "prior of 1500 examples": ("STRENGTH", 1500.0),
+    "ridge: always 0.5": ("ridge", lambda dim, freedom: 0.5),
+    "ridge: half": ("ridge", lambda dim, freedom: 0.5 * dim / freedom),
+    "ridge: twice": ("ridge", lambda dim, freedom: 2 * dim / freedom),
+    "floor 0": ("FLOOR", 0.0),
+    "floor 0.1": ("FLOOR", 0.1),
+    "floor 0.2": ("FLOOR", 0.2),
+    "anchor 5": ("ANCHOR", 5.0),
+    "anchor 100": ("ANCHOR", 100.0),
+}
 everyone = Opinions.everyone
 predictive = gaussian.Space.predictive
 left_out = gaussian.GaussianExpert.judged_left_out
@@ -130,14 +144,8 @@ VARIANTS: dict[str, Variant] = {
     "start 0.1, 0.1, 0.2": Variant((start(0.1, 0.1, 0.2),)),
     "start 0.2, 0.2, 0.2": Variant((start(0.2, 0.2, 0.2),)),
     "evidence of the latest 64": Variant(((evidence, "RECENT", 64),)),
-    "no prior": Variant(((gaussian, "_measured", lambda prior: None),)),
-    "prior of 200 examples": Variant(((gaussian, "STRENGTH", 200.0),)),
-    "prior of 1500 examples": Variant(((gaussian, "STRENGTH", 1500.0),)),
-    "ridge: always 0.5": Variant(((gaussian, "ridge", lambda dim, freedom: 0.5),)),
-    "ridge: half": Variant(((gaussian, "ridge", lambda dim, freedom: 0.5 * dim / freedom),)),
-    "ridge: twice": Variant(((gaussian, "ridge", lambda dim, freedom: 2 * dim / freedom),)),
-    "floor 0": Variant(((gaussian, "FLOOR", 0.0),)),
-    "floor 0.2": Variant(((gaussian, "FLOOR", 0.2),)),
+    "no prior": Variant(prior=False),
+    **{title: Variant(((gaussian, *part),)) for title, part in EXPERT.items()},
     "evidence: examples stay in Sw": Variant(
         ((gaussian.GaussianExpert, "judged_left_out", vouching),)
     ),
@@ -147,8 +155,6 @@ VARIANTS: dict[str, Variant] = {
     "scores with what is typical": Variant(
         ((Opinions, "everyone", with_typical), (Model, "_fit", fit_with_typical))
     ),
-    "anchor 5": Variant(((gaussian, "ANCHOR", 5.0),)),
-    "anchor 100": Variant(((gaussian, "ANCHOR", 100.0),)),
     "gate: models alone": Variant(read=by_models),
     "gate: familiar after 50 examples": Variant(((pool, "DOUBT", 50.0),)),
     "gate: the tuned model's odds": Variant((gated(many=1e9),)),
@@ -235,10 +241,9 @@ def asked(model: Model, variant: Variant, task: Task, vectors: Tensor) -> float:
     kept = model.weights, model.familiar, model.gaussian.prior
     with ExitStack() as changed:
         for where, name, value in variant.parts:
-            if name == "_measured":
-                model.gaussian.prior = None
-            else:
-                changed.enter_context(patch.object(where, name, value))
+            changed.enter_context(patch.object(where, name, value))
+        if not variant.prior:
+            model.gaussian.prior = None
         model.gaussian._follow()
         model._fit(without=variant.without)
         right = [

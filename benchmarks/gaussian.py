@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from benchmarks.ablations import held_out, one_fewer
+from benchmarks.ablations import EXPERT, held_out, one_fewer
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -30,18 +30,7 @@ from anytimecl_lab.data import from_archive
 from anytimecl_lab.features import original_vectors
 from anytimecl_lab.methods.gda import discriminants
 
-VARIANTS: dict[str, tuple[str, object]] = {
-    "as it is": ("ANCHOR", gaussian.ANCHOR),
-    "prior of 200 examples": ("STRENGTH", 200.0),
-    "prior of 1500 examples": ("STRENGTH", 1500.0),
-    "ridge: always 0.5": ("ridge", lambda dim, freedom: 0.5),
-    "ridge: half": ("ridge", lambda dim, freedom: 0.5 * dim / freedom),
-    "ridge: twice": ("ridge", lambda dim, freedom: 2 * dim / freedom),
-    "floor 0.1": ("FLOOR", 0.1),
-    "floor 0.2": ("FLOOR", 0.2),
-    "anchor 5": ("ANCHOR", 5.0),
-    "anchor 100": ("ANCHOR", 100.0),
-}
+VARIANTS = {"as it is": ("ANCHOR", gaussian.ANCHOR)} | EXPERT
 PEER = "GDA"
 EVIDENCE = {
     "held-out images": None,

@@ -61,8 +61,8 @@ def milliseconds(run: Callable[[], Any], device: str, rounds: int = 20, each: in
 
 
 def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
+    if device != "cpu":
+        torch.cuda.synchronize(device)
 
 
 class Bench:
@@ -170,10 +170,10 @@ class Bench:
 
 def ceilings(device: str) -> dict[str, float]:
     """The card's maximum rates."""
-    size = 1 << (28 if device == "cuda" else 22)
+    size = 1 << (28 if device != "cpu" else 22)
     a, b = (torch.empty(size, device=device) for _ in range(2))
     copied = 2 * 4 * size / milliseconds(lambda: a.copy_(b), device) / 1e9
-    width = 8192 if device == "cuda" else 512
+    width = 8192 if device != "cpu" else 512
     x, y = (torch.randn(width, width, device=device).bfloat16() for _ in range(2))
     rate = 2 * width**3 / milliseconds(lambda: x @ y, device) / 1e9
     return {"copy TB/s": copied, "matrix TFLOP/s": rate}
@@ -199,7 +199,7 @@ def main(words: Sequence[str] | None = None) -> None:
 def measure(out: Path, device: str, sizes: Sequence[str], examples: int) -> None:
     """Run all benchmarks, and append a line for each to `out`."""
     torch.set_grad_enabled(False)
-    card = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    card = torch.cuda.get_device_name(device) if device != "cpu" else "CPU"
     about = {"card": card, "torch": torch.__version__}
 
     def told(**figure: Any) -> None:

@@ -129,8 +129,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--images", type=Path, help="a folder or zip")
     given = parser.parse_args(words)
     torch.set_grad_enabled(False)
-    cuda = given.device == "cuda"
-    about = {"card": torch.cuda.get_device_name() if cuda else "CPU", "torch": torch.__version__}
+    cuda = given.device != "cpu"
+    card = torch.cuda.get_device_name(given.device) if cuda else "CPU"
+    about = {"card": card, "torch": torch.__version__}
     if given.images is not None:
         for figure in of_model(given.images, given.device):
             print(json.dumps(figure), flush=True)

@@ -7,6 +7,7 @@ from statistics import fmean
 
 from anytimecl_lab.few_shot import OURS
 from anytimecl_lab.metrics import Spread, spread
+from anytimecl_lab.recipe import OUR_SETTING
 from anytimecl_lab.results import Results
 from anytimecl_lab.table import shown
 
@@ -22,7 +23,7 @@ KIN = (OURS, THEIRS, *OFFLINE, CEILING)  # not baselines: the method itself, and
 # Description of a setting, the method's name in it, and the suffix of its ablations' names.
 SETTINGS = (
     ("in the paper's setting", THEIRS, ""),
-    ("in this project's setting", OURS, ", this project's setting"),
+    ("in this project's setting", OURS, OUR_SETTING),
 )
 
 
@@ -37,9 +38,11 @@ def run_in(results: Results, recipe: str, first: str = "") -> Iterator[tuple[str
             yield setting, name, suffix
 
 
-def by_stage(results: Results, recipe: str, ours: str, theirs: str) -> tuple[float, str]:
+def by_stage(
+    results: Results, recipe: str, ours: str, theirs: str, reading: str | None = None
+) -> tuple[float, str]:
     """The smallest lead over common stages, and all leads with standard deviations."""
-    beside = results.by_stage(recipe, theirs)
+    beside = results.by_stage(recipe, theirs, reading)
     leads = {
         stage: _lead(values, beside[stage])
         for stage, values in results.by_stage(recipe, ours).items()

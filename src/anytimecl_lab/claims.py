@@ -23,9 +23,10 @@ from anytimecl_lab._claim import (
 from anytimecl_lab.ablation_claims import ABLATIONS
 from anytimecl_lab.few_shot import gaps, leads
 from anytimecl_lab.results import Results
+from anytimecl_lab.scenarios import SEEN
 from anytimecl_lab.scenarios import THEIRS as MIX
 from anytimecl_lab.table import shown
-from anytimecl_lab.tables import FLEXIBLE, SEEN, shared_stages
+from anytimecl_lab.tables import FLEXIBLE, named, shared_stages, variants
 
 WITHIN = 1.0  # points between the first task after the last and joint training
 BELOW = 0.7  # points below the best peer, with few examples
@@ -82,10 +83,11 @@ def at_every_stage(results: Results) -> Told:
         for setting, name, _ in run_in(results, recipe):
             if PREDECESSOR not in results.methods(recipe):
                 continue
-            worst, told = by_stage(results, recipe, name, PREDECESSOR)
             where = f"{recipe.replace('_', '-')}, {setting}"
-            text = f"AnytimeCL is above {PREDECESSOR} at every stage, {where}."
-            yield text, worst > 0, told
+            for reading in (None, *variants(results, recipe, PREDECESSOR)):
+                worst, told = by_stage(results, recipe, name, PREDECESSOR, reading)
+                rival = named(PREDECESSOR, reading)
+                yield f"AnytimeCL is above {rival} at every stage, {where}.", worst > 0, told
 
 
 def above_baselines(results: Results) -> Told:
@@ -94,20 +96,19 @@ def above_baselines(results: Results) -> Told:
         for setting, name, _ in run_in(results, recipe):
             stages = shared_stages(results, recipe)
             means = {
-                f"{each} {reading or ''}".strip(): results.over_stages(
-                    recipe, each, reading, stages
-                )
-                for each in results.methods(recipe)
-                for reading in (None, *_with_original(results, recipe, each))
+                named(each, reading): results.over_stages(recipe, each, reading, stages)
+                for each, reading in _everyone(results, recipe)
             }
             where = f"{recipe.replace('_', '-')}, {setting}"
             yield (f"AnytimeCL is at or above every baseline, {where}.", *_best(means, name))
 
 
-def _with_original(results: Results, recipe: str, method: str) -> list[str]:
-    """How else a classifier on frozen vectors is read: with the original model's logits added."""
-    read = {a.reading for a in results.answers if (a.recipe, a.method) == (recipe, method)}
-    return sorted(reading for reading in read if reading.startswith("+"))
+def _everyone(results: Results, recipe: str) -> Iterator[tuple[str, str | None]]:
+    """Every method with its default reading, and the baselines with their variants, too."""
+    for name in results.methods(recipe):
+        yield name, None
+        if name not in KIN:
+            yield from ((name, reading) for reading in variants(results, recipe, name))
 
 
 def _best(means: Mapping[str, list[float]], ours: str) -> tuple[bool, str]:
@@ -122,7 +123,10 @@ def flexible_inference(results: Results) -> Told:
     recipe = "task_incremental"
     for kind in (*FLEXIBLE, MIX):
         for setting, name, _ in run_in(results, recipe):
-            means = {n: results.final(recipe, n, kind) for n in results.methods(recipe)}
+            means = {
+                named(each, reading): results.final(recipe, each, kind, reading)
+                for each, reading in _everyone(results, recipe)
+            }
             if means[name]:
                 text = f"{(flexible_inference.__doc__ or '')[:-1]}, {kind}, {setting}."
                 yield (text, *_best(means, name))

@@ -9,7 +9,6 @@ comes from running the recipe; `anytimecl bench codecs` does both and makes the 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -29,11 +28,13 @@ from anytimecl.memory import Row, Store, open_memory
 from anytimecl.settings import LearnerConfig
 from anytimecl.step import Batch
 from anytimecl_lab._progress import tell
+from anytimecl_lab.ask import about
 from anytimecl_lab.codecs import CODECS, FittedCodec
+from anytimecl_lab.examples import check_device
 from anytimecl_lab.features import features
 from anytimecl_lab.recipe import Cell, Contestant, Recipe, read_recipe
 from anytimecl_lab.records import component_codec
-from anytimecl_lab.run import Line, about
+from anytimecl_lab.results import Line, add_line
 from anytimecl_lab.studio import Part, Studio
 
 STORED = 512  # examples in the memory from which batches are drawn
@@ -144,12 +145,11 @@ def time_all(
     rounds: int = ROUNDS,
 ) -> None:
     """Append a line for every codec to `out`."""
+    check_device(device)
     studio = Studio(recipe, data, device)
     for chosen in contestants(recipe):
         line = time_codec(studio, chosen, rounds)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        add_line(out, line)
         say(f"{chosen.name}: {line['bytes'] / 1000:.1f} KB, {line['ms']:.1f} ms a batch")
 
 

@@ -82,12 +82,13 @@ def by_code(given: DataSet) -> DataSet:
 
 
 def renamed(given: DataSet, names: Mapping[str, str]) -> DataSet:
-    """The same images with other label names."""
+    """The same images with other label names; labels outside the task keep theirs."""
 
     def own(split: Split) -> Split:
-        return replace(split, labels=[names[label] for label in split.labels])
+        return replace(split, labels=[names.get(label, label) for label in split.labels])
 
-    return replace(given, train=given.train and own(given.train), test=own(given.test))
+    known = given.known and frozenset(names.get(label, label) for label in given.known)
+    return replace(given, train=given.train and own(given.train), test=own(given.test), known=known)
 
 
 def open_set(
@@ -120,20 +121,20 @@ def open_set(
 
 
 def as_published(given: DataSet, listed: HubSet) -> DataSet:
-    """A set from a folder with the class names and prompts of its entry in `sets.toml`.
+    """A set from a folder with the classes, their names, and the prompts of its hub entry.
 
-    Names there are in the order of class numbers, which is that of the folders' names.
+    Names in `sets.toml` are in the order of class numbers, which is that of the folders' names.
     """
-    given = replace(given, templates=listed.templates)
-    if not listed.names:
-        return given
-    folders = given.names
-    if len(folders) != len(listed.names):
+    folders = [folder for folder in given.names if folder not in listed.without]
+    names = listed.names or class_names(folders)
+    if len(folders) != len(names):
         raise ImageError(
-            f"The data set {given.name!r} has {len(folders)} classes, and {len(listed.names)} "
+            f"The data set {given.name!r} has {len(folders)} classes, and {len(names)} "
             "names are listed for it: it is another set than the published one."
         )
-    return renamed(given, dict(zip(folders, listed.names, strict=True)))
+    known = frozenset(folders) if listed.without else None
+    published = replace(given, templates=listed.templates, known=known)
+    return renamed(published, dict(zip(folders, names, strict=True)))
 
 
 # ------------------------------------------------------------------------------ folders and zips

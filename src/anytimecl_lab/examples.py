@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anytimecl.backbone.spec import Spec
+from anytimecl.errors import ModelError
 from anytimecl.tail import TailInput, Tokens, look, pick
 
 CHUNK = 512  # images per batch of the tail
@@ -89,6 +90,15 @@ def chunks(examples: Examples, size: int = CHUNK) -> Iterator[Tensor | TailInput
 
 
 # ------------------------------------------------------------------------------ where they are
+
+
+def check_device(device: str) -> None:
+    """Raise if PyTorch has no such device here."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        said = str(error).splitlines()[0]
+        raise ModelError(f"The device {device!r} cannot be used here: {said}") from error
 
 
 def default_room(device: str) -> int:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from anytimecl.errors import ImageError
+from anytimecl_lab.examples import whole_size
 from anytimecl_lab.recipe import Recipe
 from anytimecl_lab.studio import Studio
 from anytimecl_lab.table import NONE, Table
-
-HALF = 2  # bytes of a half-precision number
 
 
 def counted(studio: Studio) -> Table:
@@ -52,10 +51,10 @@ def _wanted(recipe: Recipe) -> dict[str, int]:
 
 def _room(studio: Studio, total: Sequence[int]) -> str:
     spec = studio.backbone.spec
-    each = spec.tokens * spec.tail.width * HALF
+    size = whole_size(sum(total), spec) / 1e9
     return (
         f"Model: {spec.name}, {spec.tokens} tokens of width {spec.tail.width}. Tokens on disk: "
-        f"{sum(total) * each / 1e9:.1f} GB, in half precision, and as much on the device, or less "
+        f"{size:.1f} GB, in half precision, and as much on the device, or less "
         "where it has less room: then they are streamed. "
         f"Runs: {len(studio.recipe.methods)} methods, {len(studio.recipe.seeds)} seeds."
     )

@@ -4,6 +4,8 @@ title = "Data-incremental learning"
 shows = "Figure 3 (c)"
 scenario = "data-incremental"
 tasks = "targets"                # a group of groups.toml beside the recipe, or a list of names
+methods = "few_shot"             # those of another recipe beside it; or a list, as here:
+both_settings = true             # methods in the paper's setting are run in this project's, too
 labels = "name"                  # or "code": item 000, item 001, ...; or a list of both
 seeds = [0, 1, 2]
 
@@ -18,8 +20,8 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ SCENARIOS = (
 PER_TASK = SCENARIOS[:3]  # a model for each task
 LABELS = ("name", "code")
 GROUPS = "groups.toml"
+OUR_SETTING = ", this project's setting"  # suffix of an ablation's name
 # Fields of a recipe or method that do not affect a method's results: names, and other runs.
 BESIDES = {"name", "group", "title", "shows", "methods", "seeds", "counts"}
 
@@ -105,12 +108,18 @@ def read_recipe(file: Path, group: str | None = None) -> Recipe:
 
     By default the group that the recipe names, or `subsets`.
     """
-    try:
-        values: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
-        groups = file.with_name(GROUPS)
-        named = tomllib.loads(groups.read_text(encoding="utf-8")) if groups.exists() else {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ModelError(f"The recipe {file} cannot be read: {reason(error)}.") from error
+    values, groups = _read(file), file.with_name(GROUPS)
+    named = _read(groups) if groups.exists() else {}
+    if isinstance(values.get("methods"), str):
+        values["methods"] = _read(file.with_name(f"{values['methods']}.toml")).get("methods")
+    if not all(isinstance(each, dict) for each in values.get("methods") or ()):
+        raise ModelError(
+            f"{file}: methods is a list of tables, [[methods]], or the name of a recipe beside it "
+            "that has such a list."
+        )
+    if values.pop("both_settings", False):
+        methods = values.get("methods") or ()
+        values["methods"] = [each for given in methods for each in _in_both(given)]
     own_group = values.pop("group", "subsets")
     group = own_group if group is None else group
     sets = named.get(group, {})
@@ -129,7 +138,7 @@ def read_recipe(file: Path, group: str | None = None) -> Recipe:
     own = values.pop("backbones", {}).get(group)  # the recipe's, if it differs from the group's
     values.setdefault("backbone", own or sets.get("backbone", "embedded"))
     values.setdefault("per_class", values.pop("caps", {}).get(group))
-    for each in values.get("methods", ()):
+    for each in values.get("methods") or ():
         if each.get("encoder") == "group":
             each["encoder"] = sets.get("encoder")
         if "codec" in each:
@@ -139,7 +148,7 @@ def read_recipe(file: Path, group: str | None = None) -> Recipe:
             values.setdefault(item, sets[item])
     try:
         values["cuts"] = {name: Cut(**cut) for name, cut in sets.get("cuts", {}).items()}
-        methods = tuple(Contestant(**each) for each in values.pop("methods", ()))
+        methods = tuple(Contestant(**each) for each in values.pop("methods", None) or ())
         lists = {key: tuple(each) for key, each in values.items() if isinstance(each, list)}
         recipe = Recipe(
             **{"name": file.stem, "group": group, "methods": methods, **values, **lists}
@@ -147,6 +156,20 @@ def read_recipe(file: Path, group: str | None = None) -> Recipe:
     except TypeError as error:
         raise ModelError(f"{file} is not a recipe: {error}.") from error
     return _checked(file, recipe)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ModelError(f"The recipe {file} cannot be read: {reason(error)}.") from error
+
+
+def _in_both(given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A method as given, and if that is in the paper's setting, in this project's."""
+    yield given
+    if (options := dict(given.get("options", {}))).pop("paper", False):
+        yield given | {"name": f"{given.get('name')}{OUR_SETTING}", "options": options}
 
 
 def _codec(file: Path, choice: Any) -> str | Named:
@@ -158,6 +181,10 @@ def _codec(file: Path, choice: Any) -> str | Named:
 
 
 def _checked(file: Path, recipe: Recipe) -> Recipe:
+    for item in fields(recipe):
+        value = getattr(recipe, item.name)
+        if str(item.type).startswith("tuple") and not isinstance(value, tuple | None):
+            raise ModelError(f"{file} cannot be followed: {item.name} is a list, not {value!r}.")
     wrong = []
     if recipe.scenario not in SCENARIOS:
         wrong.append(f"scenario is {recipe.scenario!r}, not one of {', '.join(SCENARIOS)}")

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import NamedTuple
 
 import numpy as np
@@ -168,10 +169,26 @@ def _encoded(
     return [record for records in found for record in records]
 
 
+def begin_process() -> None:
+    """Make the first steps of a pool's process: one thread, and an end with the process's parent.
+
+    If the parent is killed, a process would finish its work, and then keep its memory and wait.
+    """
+    torch.set_num_threads(1)
+    parent = parent_process()
+
+    def end_with_parent() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    Thread(target=end_with_parent, daemon=True).start()
+
+
 @cache
 def processes() -> ProcessPoolExecutor:
     """A pool with one process per core, shared by all codecs since starting them is slow."""
-    return ProcessPoolExecutor(os.cpu_count(), get_context("spawn"))
+    return ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), begin_process)
 
 
 def end_processes() -> None:
@@ -182,7 +199,6 @@ def end_processes() -> None:
 
 
 def _encode_some(work: _Work) -> list[bytes]:
-    torch.set_num_threads(1)
     codec = _codec(*work[:5])
     tokens = np.load(work.tokens, mmap_mode="r")
     return [codec.encode(torch.from_numpy(np.array(tokens[i])).float()) for i in work.chosen]

@@ -10,8 +10,7 @@ from pathlib import Path
 from anytimecl.errors import StoreError
 from anytimecl_lab.claims import claims
 from anytimecl_lab.plots import plots
-from anytimecl_lab.results import Results, collect
-from anytimecl_lab.run import read_lines
+from anytimecl_lab.results import Results, collect, read_lines
 from anytimecl_lab.table import Table
 from anytimecl_lab.tables import csv_rows, tables
 

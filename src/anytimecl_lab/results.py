@@ -1,14 +1,46 @@
-"""Lines of results for look-up: means over tasks, lists over seeds."""
+"""Lines of results, read and indexed: means over tasks, lists over seeds."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from anytimecl.errors import StoreError
 from anytimecl_lab.metrics import Matrix
+
+Line = dict[str, Any]
+
+
+def read_lines(file: Path) -> list[Line]:
+    """The lines of a file of results; none if it does not exist."""
+    if not file.exists():
+        return []
+    lines = []
+    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            lines.append(json.loads(text))
+        except ValueError as error:
+            raise StoreError(
+                f"{file}, line {number}, is not a line of results: {error}. Take it out to go on."
+            ) from error
+    return lines
+
+
+def add_line(file: Path, line: Line) -> None:
+    """Append a line to a file of results."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(line) + "\n")
+
+
+def key_of(line: Line) -> tuple[str, ...]:
+    """A line's key, as `Cell.key`."""
+    return tuple(str(line[item]) for item in ("recipe", "group", "subject", "name", "seed"))
 
 
 @dataclass(frozen=True)
@@ -32,8 +64,8 @@ class Results:
     """All results of some recipes; the newest line of each cell."""
 
     answers: list[LabAnswer]
-    lines: dict[tuple[str, ...], dict[str, Any]]
-    timings: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)  # recipe, method
+    lines: dict[tuple[str, ...], Line]
+    timings: dict[tuple[str, str], Line] = field(default_factory=dict)  # recipe, method
     _cells: dict[tuple[str, str, str, str], list[LabAnswer]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -53,7 +85,7 @@ class Results:
         """In the order of running."""
         return list(dict.fromkeys(key[0] for key in self.lines))
 
-    def of(self, recipe: str) -> list[dict[str, Any]]:
+    def of(self, recipe: str) -> list[Line]:
         """The lines of a recipe."""
         return [line for key, line in self.lines.items() if key[0] == recipe]
 
@@ -66,6 +98,16 @@ class Results:
         """A method's default reading; for AnytimeCL its default blend."""
         found = [line["reading"] for line in self.of(recipe) if line["name"] == method]
         return str(found[0]) if found else ""
+
+    def readings(self, recipe: str, method: str) -> list[str]:
+        """All readings of a method, in the order of its results."""
+        return list(
+            dict.fromkeys(
+                answer.reading
+                for answer in self.answers
+                if answer.recipe == recipe and answer.method == method
+            )
+        )
 
     def by_stage(
         self, recipe: str, method: str, reading: str | None = None, kind: str = "task"
@@ -136,21 +178,20 @@ class Results:
         ]
 
 
-def mark_of(line: dict[str, Any]) -> str:
+def mark_of(line: Line) -> str:
     """A line's digest; older lines have one of all code, or none."""
     return str(line.get("digest") or line["versions"].get("code") or "no mark")
 
 
-def collect(lines: Iterable[dict[str, Any]]) -> Results:
+def collect(lines: Iterable[Line]) -> Results:
     """Results from lines, without those of failed cells."""
-    newest: dict[tuple[str, ...], dict[str, Any]] = {}
-    timings: dict[tuple[str, str], dict[str, Any]] = {}
+    newest: dict[tuple[str, ...], Line] = {}
+    timings: dict[tuple[str, str], Line] = {}
     for line in lines:
         if "ms" in line:
             timings[line["recipe"], line["name"]] = line
         elif "error" not in line:
-            key = tuple(str(line[k]) for k in ("recipe", "group", "subject", "name", "seed"))
-            newest[key] = line
+            newest[key_of(line)] = line
     answers = [
         LabAnswer(
             recipe=line["recipe"],

@@ -14,38 +14,30 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
-import platform
 import sys
-import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 
-import anytimecl
-from anytimecl.errors import AnytimeError, ModelError, StoreError
+from anytimecl.errors import AnytimeError, ModelError
 from anytimecl_lab._clock import Clock, OutOfTime
 from anytimecl_lab._progress import tell
-from anytimecl_lab.ask import ask, none_of_these
+from anytimecl_lab.ask import run_cell
 from anytimecl_lab.digest import digest
-from anytimecl_lab.examples import Examples, bytes_of, default_room
-from anytimecl_lab.methods import METHODS, Method
+from anytimecl_lab.examples import Examples, bytes_of, check_device, default_room
 from anytimecl_lab.needs import check_counts, counted
 from anytimecl_lab.recipe import Cell, Recipe, by_labels, cells, read_recipe, settings_mark
-from anytimecl_lab.scenarios import Stage
+from anytimecl_lab.records import begin_process
+from anytimecl_lab.results import Line, add_line, key_of, read_lines
 from anytimecl_lab.studio import Key, Shelf, Studio
 
-Line = dict[str, Any]
 GB = 1e9
 LEFT = 3  # exit status if the time was over before all runs were done
 
@@ -55,103 +47,6 @@ class Ended(NamedTuple):
 
     failed: int
     left: int
-
-
-# ----------------------------------------------------------------------------------------- a cell
-
-
-@torch.no_grad()
-def run_cell(studio: Studio, cell: Cell) -> Line:
-    """Learn stage by stage, evaluate after each, and measure the time."""
-    began = time.perf_counter()
-    chosen = cell.contestant
-    streams = studio.streams(cell.subject, cell.seed)
-    told: list[Line] = []
-    first = 0
-    for stages in streams:
-        world = studio.world(stages, cell.seed, chosen)
-        method = METHODS[chosen.method](world, **chosen.options)
-        told += _learn(studio, cell, method, stages, first)
-        first += len(stages)
-    line = about(studio, cell) | {"reading": method.default}
-    if chosen.codec is not None:
-        line["bytes"] = studio.records(chosen.codec, chosen.components).bytes
-    return line | {"results": told, "seconds": round(time.perf_counter() - began, 3)}
-
-
-def _learn(
-    studio: Studio, cell: Cell, method: Method, stages: Sequence[Stage], first: int
-) -> Iterator[Line]:
-    """Run a method on a stream; `first` is the number of its first stage."""
-    waiting: list[int] = []  # examples not passed to the method yet
-    arrived = 0
-    for number, stage in enumerate(stages, start=first):
-        waiting += stage.examples
-        arrived += len(stage.examples)
-        if not method.online and not stage.whole:
-            continue
-        if waiting:
-            method.learn(waiting)
-        waiting = []
-        few = studio.recipe.scenario == "few-shot"
-        questions = studio.questions(cell.subject)
-        if stage is stages[-1] and not few:
-            questions += studio.final_questions(cell.seed)
-        answers = ask(studio, method, questions, sure=few)
-        if few:
-            answers |= none_of_these(studio, method, cell.subject)
-        yield {"stage": number, "name": stage.name, "examples": arrived, "answers": answers}
-
-
-def about(studio: Studio, cell: Cell) -> Line:
-    """Settings, hardware, date and versions of a run."""
-    recipe = studio.recipe
-    where = torch.cuda.get_device_name() if studio.device.startswith("cuda") else "CPU"
-    return {
-        "recipe": cell.recipe,
-        "group": cell.group,
-        "scenario": recipe.scenario,
-        "shows": recipe.shows,
-        "backbone": recipe.backbone,
-        "fingerprint": studio.backbone.spec.fingerprint,
-        "subject": cell.subject,
-        "tasks": list(recipe.tasks),
-        "novel": list(recipe.novel),
-        "labels": recipe.labels[0],
-        **_vectors_of(studio),
-        "validation": studio.validation,
-        "place": recipe.methods.index(cell.contestant),  # row in the recipe's tables
-        **asdict(cell.contestant),
-        "seed": cell.seed,
-        "digest": digest(),
-        "settings": settings_mark(recipe, cell.contestant),
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "hardware": {"device": where, "processor": _processor(), "cores": os.cpu_count()},
-        "versions": {
-            "anytimecl": anytimecl.__version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
-    }
-
-
-def _vectors_of(studio: Studio) -> Line:
-    """Origin of label vectors that are not the model's own."""
-    given = studio.label_vectors
-    return {} if given is None else {"label_vectors": f"{given.file.name} {given.mark}"}
-
-
-def _processor() -> str:
-    """Name of the CPU."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-# -------------------------------------------------------------------------------------- all cells
 
 
 def run(
@@ -173,6 +68,9 @@ def run(
     `room` is for examples on the device, in bytes; more are streamed. A `dry` run only prints what
     the recipes need.
     """
+    if jobs < 1:
+        raise ModelError(f"At least one run at a time is needed, not {jobs}.")
+    check_device(device)
     clock = clock or Clock()
     room = default_room(device) if room is None else room
     studios = studios_of(recipes, data, device, validation=validation, room=room / jobs)
@@ -186,11 +84,9 @@ def run(
         return Ended(0, 0)
     left = undone(studios, every, out)
     tell(f"{len(left):,} runs to do, {len(every) - len(left):,} done before")
-    out.parent.mkdir(parents=True, exist_ok=True)
     ready, failed, ended = _prepared(studios, left, clock), 0, 0
     for line in _lines(studios, ready, jobs, clock, taken(read_lines(out)), room):
-        with out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        add_line(out, line)
         failed += "error" in line
         ended += 1
         told = line.get("error") or f"{line['seconds']:.1f} s"
@@ -212,17 +108,23 @@ def studios_of(
     if validation:  # so that no table mixes the two
         recipes = [replace(recipe, name=f"{recipe.name}-validation") for recipe in recipes]
     shelf = Shelf()
-    return {each.name: Studio(each, data, device, validation, shelf, room) for each in recipes}
+    found = {each.name: Studio(each, data, device, validation, shelf, room) for each in recipes}
+    if len(found) < len(recipes):
+        raise ModelError(
+            "Two of these recipes have the same name, so their results could not be told apart: "
+            f"{', '.join(each.name for each in recipes)}. Run one of them at a time."
+        )
+    return found
 
 
 def cells_of(
     studios: dict[str, Studio], seeds: Sequence[int] | None = None, only: Sequence[str] = ()
 ) -> list[Cell]:
     """All requested runs."""
-    every = [cell for each in studios.values() for cell in cells(each.recipe, seeds, only)]
-    if not every:
-        raise ModelError(f"None of these recipes has a method {', '.join(only)}.")
-    return every
+    methods = [each for studio in studios.values() for each in studio.recipe.methods]
+    if unknown := [n for n in only if all(n not in (each.name, each.method) for each in methods)]:
+        raise ModelError(f"None of these recipes has a method {', '.join(unknown)}.")
+    return [cell for each in studios.values() for cell in cells(each.recipe, seeds, only)]
 
 
 def undone(studios: dict[str, Studio], every: Sequence[Cell], out: Path) -> list[Cell]:
@@ -294,28 +196,40 @@ def _lines(
     if jobs == 1 or not ready:
         yield from (_safely(studios[cell.recipe], cell) for cell in coming)
         return
-    plain = [
-        (each.recipe, each.data, each.device, each.validation, each.room)
-        for each in studios.values()
-    ]
-    jobs = min(jobs, len(ready))
-    shared = shared_by(studios, ready, room)
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin, (plain, shared)) as pool:
-        running: dict[Future[Line], Cell] = {}
-        while True:
-            while len(running) < jobs and (cell := next(coming, None)) is not None:
-                try:
-                    running[pool.submit(_in_worker, cell)] = cell
-                except BrokenProcessPool as error:
-                    yield _failed(cell, error)
-            if not running:
-                return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                cell = running.pop(future)
-                try:
-                    yield future.result()
-                except BrokenProcessPool as error:  # a process was killed, perhaps out of memory
-                    yield _failed(cell, error)
+    empty = [replace(each, shelf=Shelf()) for each in studios.values()]  # nothing loaded yet
+    given = empty, shared_by(studios, ready, room)
+    jobs, done = min(jobs, len(ready)), False
+    while not done:
+        with ProcessPoolExecutor(jobs, get_context("spawn"), _begin, given) as pool:
+            done = yield from _in_pool(pool, coming, jobs)
+
+
+def _in_pool(
+    pool: ProcessPoolExecutor, coming: Iterator[Cell], jobs: int
+) -> Generator[Line, None, bool]:
+    """Lines of all cells, or until a process is killed, perhaps for the memory it took.
+
+    That breaks the pool: the cells that were running have failed, and those to come need another
+    pool. Returns whether the pool is whole.
+    """
+    running: dict[Future[Line], Cell] = {}
+    whole = True
+    while True:
+        while whole and len(running) < jobs and (cell := next(coming, None)) is not None:
+            try:
+                running[pool.submit(_in_worker, cell)] = cell
+            except BrokenProcessPool as error:
+                whole = False
+                yield _failed(cell, error)
+        if not running:
+            return whole
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            cell = running.pop(future)
+            try:
+                yield future.result()
+            except BrokenProcessPool as error:
+                whole = False
+                yield _failed(cell, error)
 
 
 def shared_by(
@@ -365,38 +279,16 @@ def _exactly() -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
-def _begin(
-    plain: Sequence[tuple[Recipe, Path | None, str, bool, float]], shared: dict[Key, Examples]
-) -> None:
-    torch.set_num_threads(1)
+def _begin(studios: Sequence[Studio], shared: dict[Key, Examples]) -> None:
+    begin_process()
     _exactly()
     shelf = Shelf(shared)
-    for recipe, data, device, validation, room in plain:
-        _studios[recipe.name] = Studio(recipe, data, device, validation, shelf, room)
+    for studio in studios:
+        _studios[studio.recipe.name] = replace(studio, shelf=shelf)
 
 
 def _in_worker(cell: Cell) -> Line:
     return _safely(_studios[cell.recipe], cell)
-
-
-def read_lines(file: Path) -> list[Line]:
-    """The lines of a file of results; none if it does not exist."""
-    if not file.exists():
-        return []
-    lines = []
-    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            lines.append(json.loads(text))
-        except ValueError as error:
-            raise StoreError(
-                f"{file}, line {number}, is not a line of results: {error}. Take it out to go on."
-            ) from error
-    return lines
-
-
-def key_of(line: Line) -> tuple[str, ...]:
-    """A line's key, as `Cell.key`."""
-    return tuple(str(line[item]) for item in ("recipe", "group", "subject", "name", "seed"))
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -407,7 +299,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/bench/results.jsonl"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--group", help="data sets and model: see groups.toml; else its own")
-    parser.add_argument("--seeds", help="as 0,1,2; unless given: the recipe's")
+    parser.add_argument("--seeds", type=numbers, help="as 0,1,2; unless given: the recipe's")
     parser.add_argument("--only", default="", help="methods, by name or kind, with commas")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--validation", action="store_true", help="never look at test images")
@@ -420,7 +312,7 @@ def main(words: Sequence[str] | None = None) -> int:
             given.data,
             given.out,
             device=given.device,
-            seeds=[int(seed) for seed in given.seeds.split(",")] if given.seeds else None,
+            seeds=given.seeds,
             only=[name for name in given.only.split(",") if name],
             jobs=given.jobs,
             validation=given.validation,
@@ -434,6 +326,15 @@ def main(words: Sequence[str] | None = None) -> int:
     if ended.left:
         tell(f"{ended.left:,} runs are left; the same command goes on.")
     return 1 if ended.failed else LEFT if ended.left else 0
+
+
+def numbers(text: str) -> list[int]:
+    """Numbers with commas between them.
+
+    >>> numbers("0,1,2")
+    [0, 1, 2]
+    """
+    return [int(number) for number in text.split(",")]
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:

@@ -21,6 +21,7 @@ NOVEL_LABELS = 100
 MIX_SPLITS = 5
 MIX_PER_CLASS = 100
 THEIRS = "mix (TreeProbe)"  # kind of question in the paper's predecessor
+SEEN = "tuned if all are seen"  # reading: the simple rule in the paper's section on MTIL
 SURE, FOREIGN = "calibration", "none-of-these"  # kinds of answers that are not accuracies
 REFUSALS = ("AUROC", "own refused", "foreign refused")
 
@@ -240,19 +241,11 @@ def _mix(
     targets: Mapping[str, Sequence[str]], pools: Pools, some: set[str], rng: np.random.Generator
 ) -> list[Question]:
     """Random fifths of the target labels, plus the same novel labels; 100 images per class."""
-    labels = rng.permutation(sorted({y for each in targets.values() for y in each})).tolist()
-    images = [(y, task, i) for task, each in targets.items() for i, y in enumerate(each)]
-    images += [(y, task, i) for task, pool in pools.items() for i, y in pool]
-    questions = []
-    for part in range(MIX_SPLITS):
-        candidates = {y for at, y in enumerate(labels) if at * MIX_SPLITS // len(labels) == part}
-        candidates |= some
-        inside = [(y, task, i) for y, task, i in images if y in candidates]
-        chosen = capped([y for y, _, _ in inside], MIX_PER_CLASS, int(rng.integers(2**31)))
-        asked = tuple((inside[k][1], inside[k][2]) for k in chosen)
-        name = f"mix {part + 1}/{MIX_SPLITS}"
-        questions.append(Question(name, "mix", tuple(sorted(candidates)), asked))
-    return questions
+    images = [*_images(targets), *((y, task, i) for task, pool in pools.items() for i, y in pool)]
+    return [
+        _mixed(part, "mix", own | some, images, rng)
+        for part, own in enumerate(_fifths(targets, rng), start=1)
+    ]
 
 
 def _their_mix(
@@ -263,16 +256,34 @@ def _their_mix(
     Its union differs from the paper's only in the mean, in which target and novel tasks count half
     each; `Results.half_and_half` computes it from the same answers.
     """
-    labels = rng.permutation(sorted({y for each in targets.values() for y in each})).tolist()
-    images = [(y, task, i) for task, each in targets.items() for i, y in enumerate(each)]
     questions = []
-    for part in range(MIX_SPLITS):
-        own = {y for at, y in enumerate(labels) if at * MIX_SPLITS // len(labels) == part}
+    for part, own in enumerate(_fifths(targets, rng), start=1):
         others = set(rng.permutation(list(novel))[: len(own)].tolist())
-        inside = [(y, task, i) for y, task, i in images if y in own]
-        chosen = capped([y for y, _, _ in inside], MIX_PER_CLASS, int(rng.integers(2**31)))
-        asked = tuple((inside[k][1], inside[k][2]) for k in chosen)
-        name = f"mix {part + 1}/{MIX_SPLITS}"
-        if asked:
-            questions.append(Question(name, THEIRS, tuple(sorted(own | others)), asked))
-    return questions
+        questions.append(_mixed(part, THEIRS, own | others, _images(targets), rng))
+    return [question for question in questions if question.images]
+
+
+Images = Sequence[tuple[str, str, int]]  # label, task, index
+
+
+def _images(targets: Mapping[str, Sequence[str]]) -> Images:
+    return [(y, task, i) for task, labels in targets.items() for i, y in enumerate(labels)]
+
+
+def _fifths(targets: Mapping[str, Sequence[str]], rng: np.random.Generator) -> list[set[str]]:
+    """A random division of all target labels."""
+    labels = rng.permutation(sorted({y for each in targets.values() for y in each})).tolist()
+    return [
+        {y for at, y in enumerate(labels) if at * MIX_SPLITS // len(labels) == part}
+        for part in range(MIX_SPLITS)
+    ]
+
+
+def _mixed(
+    part: int, kind: str, candidates: set[str], images: Images, rng: np.random.Generator
+) -> Question:
+    """At most 100 images of each candidate."""
+    inside = [image for image in images if image[0] in candidates]
+    chosen = capped([y for y, _, _ in inside], MIX_PER_CLASS, int(rng.integers(2**31)))
+    asked = tuple((inside[k][1], inside[k][2]) for k in chosen)
+    return Question(f"mix {part}/{MIX_SPLITS}", kind, tuple(sorted(candidates)), asked)

@@ -23,7 +23,7 @@ from anytimecl_lab.data import DataSet, Split, by_code, open_set
 from anytimecl_lab.examples import Examples, bytes_of, resident, streamed, whole_size
 from anytimecl_lab.features import features, original_vectors
 from anytimecl_lab.label_vectors import LabelVectors, known_only, read_vectors
-from anytimecl_lab.methods import METHODS, Frozen
+from anytimecl_lab.methods import METHODS, OnEmbeddings
 from anytimecl_lab.recipe import PER_TASK, Contestant, Recipe
 from anytimecl_lab.records import Coded, coded, end_processes
 from anytimecl_lab.scenarios import Question, Stage
@@ -149,21 +149,16 @@ class Studio:
         return {task: self._parts(task)[1] for task in self.sets}
 
     def _parts(self, task: str) -> tuple[Part | None, Part]:
-        own = self.sets[task]
+        own, most = self.sets[task], self.recipe.per_class
         train, test = own.train, own.test
         if self.validation and train is not None:
             there = own.kept(train)
             labels = [train.labels[i] for i in there]
             parts = scenarios.held_out(labels, HELD_OUT, HELD_OUT_MOST, CAP_SEED)
-            kept, held = (self._part(train, [there[k] for k in part]) for part in parts)
+            kept, held = (_capped(train, [there[k] for k in part], most) for part in parts)
             return kept, held
-        some = None if train is None else self._part(train, own.kept(train))
-        return some, self._part(test, own.kept(test), self.recipe.per_class_test)
-
-    def _part(self, split: Split, indices: Sequence[int], most: int | None = -1) -> Part:
-        most = self.recipe.per_class if most == -1 else most
-        kept = scenarios.capped([split.labels[i] for i in indices], most, CAP_SEED)
-        return Part(split, tuple(indices[k] for k in kept))
+        some = None if train is None else _capped(train, own.kept(train), most)
+        return some, _capped(test, own.kept(test), self.recipe.per_class_test)
 
     # ----------------------------------------------------------------------------- on the device
 
@@ -299,7 +294,7 @@ class Studio:
 
     def world(self, stages: Sequence[Stage], seed: int, chosen: Contestant) -> World:
         """The input of a method; without tokens if it uses embeddings only."""
-        frozen = issubclass(METHODS[chosen.method], Frozen)
+        frozen = issubclass(METHODS[chosen.method], OnEmbeddings)
         if chosen.codec is not None:
             kept = self._decoded(chosen.codec, chosen.components)
         else:
@@ -378,6 +373,11 @@ class Studio:
         }
         novel = {task: self.test[task].labels for task in self.recipe.novel}
         return scenarios.flexible(targets, novel, seed)
+
+
+def _capped(split: Split, indices: Sequence[int], most: int | None) -> Part:
+    kept = scenarios.capped([split.labels[i] for i in indices], most, CAP_SEED)
+    return Part(split, tuple(indices[k] for k in kept))
 
 
 def _test_kind(task: str, encoder: str | None = None) -> str:

@@ -12,10 +12,9 @@ from anytimecl_lab import metrics
 from anytimecl_lab.few_shot import SCENARIO as FEW_SHOT
 from anytimecl_lab.few_shot import few_shot_tables
 from anytimecl_lab.results import Results
-from anytimecl_lab.scenarios import THEIRS
+from anytimecl_lab.scenarios import SEEN, THEIRS
 from anytimecl_lab.table import NONE, Table, shown
 
-SEEN = "tuned if all are seen"  # reading: the simple rule in the paper's section on MTIL
 BLENDS = (
     "original",
     "tuned",
@@ -27,7 +26,6 @@ BLENDS = (
     "pool",
     "gaussian",
     SEEN,
-    "AIM-Emb",
 )
 FLEXIBLE = ("zero-shot", "union", "mix")
 PREDECESSORS = ("union (TreeProbe)", THEIRS)  # as in the paper's predecessor
@@ -67,12 +65,18 @@ def stage_tables(results: Results, recipe: str, scenario: str) -> list[Table]:
     title = f"{recipe}: {scenario}, accuracy over all tasks after each stage"
     rows = [stage_row(results, recipe, name, None, stages, name) for name in methods]
     found = [Table(title, ["method", *map(short, stages), "mean"], rows, _seeds(results, recipe))]
-    blended = [name for name in methods if len(_readings(results, recipe, name)) > 1]
-    for name in blended[:2]:
-        readings = [r for r in _readings(results, recipe, name) if r in BLENDS or "eta=" in r]
+    blended = {name: _blends(results, recipe, name) for name in methods}
+    for name in [name for name in methods if len(blended[name]) > 1][:2]:
         title = f"{recipe}: blends of {name}"
-        rows = [stage_row(results, recipe, name, each, stages, each) for each in readings]
+        rows = [stage_row(results, recipe, name, each, stages, each) for each in blended[name]]
         found.append(Table(title, ["blend", *map(short, stages), "mean"], rows))
+    title = f"{recipe}: further variants of the baselines"
+    rows = [
+        stage_row(results, recipe, name, each, stages, named(name, each))
+        for name in methods
+        for each in variants(results, recipe, name)
+    ]
+    found.append(Table(title, ["method", *map(short, stages), "mean"], rows))
     tasks = list(results.of(recipe)[0]["tasks"])
     if len(tasks) > 1:
         rows = [
@@ -139,7 +143,7 @@ def flexible_tables(results: Results, recipe: str) -> list[Table]:
     )
     found = [Table(title, ["method", *heads], rows if _asked(results, recipe) else [], note)]
     for name in methods:
-        readings = [each for each in BLENDS if each in _readings(results, recipe, name)]
+        readings = [each for each in BLENDS if each in results.readings(recipe, name)]
         if len(readings) > 1 and _asked(results, recipe):
             rows = [[each, *flexible_cells(results, recipe, name, each)] for each in readings]
             found.append(Table(f"{title}, blends of {name}", ["blend", *heads], rows))
@@ -219,7 +223,7 @@ def codec_tables(results: Results, recipe: str) -> list[Table]:
 
 def tuned_reading(results: Results, recipe: str, method: str) -> str | None:
     """The tuned model's reading; None for methods with a single reading."""
-    return "tuned" if "tuned" in _readings(results, recipe, method) else None
+    return "tuned" if "tuned" in results.readings(recipe, method) else None
 
 
 def size_of(results: Results, recipe: str, method: str) -> float | None:
@@ -244,13 +248,20 @@ def _paper_codec(name: str) -> list[str]:
 # ------------------------------------------------------------------------------------------ bits
 
 
-def _readings(results: Results, recipe: str, method: str) -> list[str]:
-    found = dict.fromkeys(
-        answer.reading
-        for answer in results.answers
-        if answer.recipe == recipe and answer.method == method
-    )
-    return list(found)
+def _blends(results: Results, recipe: str, method: str) -> list[str]:
+    return [r for r in results.readings(recipe, method) if r in BLENDS or "eta=" in r]
+
+
+def named(method: str, reading: str | None) -> str:
+    """Name of a method with one of its readings; None is the default."""
+    return method if reading is None else f"{method} {reading or 'alone'}"
+
+
+def variants(results: Results, recipe: str, method: str) -> list[str]:
+    """Readings of a baseline besides its default; none of a method that is read by its blends."""
+    readings = results.readings(recipe, method)
+    default = results.reading(recipe, method)
+    return [] if "original" in readings else [each for each in readings if each != default]
 
 
 def _asked(results: Results, recipe: str) -> bool:

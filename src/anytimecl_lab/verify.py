@@ -25,14 +25,13 @@ from anytimecl.errors import ModelError
 from anytimecl_lab.claims import claims
 from anytimecl_lab.digest import digest
 from anytimecl_lab.recipe import GROUPS, Recipe, by_labels, cells, read_recipe, settings_mark
-from anytimecl_lab.results import Results, collect, mark_of
-from anytimecl_lab.run import key_of, read_lines
+from anytimecl_lab.results import Results, collect, key_of, mark_of, read_lines
 from anytimecl_lab.table import shown
 from anytimecl_lab.tables import tables
 
 BLOCK = re.compile(r"<!-- bench: (?P<recipes>[^>]+?) -->(?P<text>.*?)<!-- end -->", re.DOTALL)
 FIGURE = re.compile(r"(?<![\w.])\d+\.\d+(?!\w|\.\d)")
-SUFFIXES = ("-validation",)
+VALIDATION = "-validation"  # suffix of a recipe's name
 SETTINGS = ("method", "options", "codec", "components")
 MARK = "settings"
 
@@ -57,11 +56,11 @@ def _foreign(lines: Sequence[dict[str, Any]], folder: Path) -> Iterator[str]:
     """Lines that belong to no recipe."""
     for line in lines:
         name = str(line["recipe"])
-        wanted = _wanted(folder, name.removesuffix(SUFFIXES[0]), str(line["group"]))
+        wanted = _wanted(folder, name.removesuffix(VALIDATION), str(line["group"]))
         if wanted is None:
             yield f"no recipe {name} of the group {line['group']}"
             continue
-        settings = wanted.get((name.removesuffix(SUFFIXES[0]), *key_of(line)[1:]))
+        settings = wanted.get((name.removesuffix(VALIDATION), *key_of(line)[1:]))
         if "ms" in line:  # a codec's timing
             continue
         if settings is None:

@@ -22,13 +22,13 @@ from anytimecl_lab._progress import tell
 from anytimecl_lab.costs import contestants, time_all
 from anytimecl_lab.digest import digest
 from anytimecl_lab.recipe import GROUPS, Recipe, read_recipe
+from anytimecl_lab.results import read_lines
 from anytimecl_lab.run import (
     GB,
     LEFT,
     add_limits,
     cells_of,
     kind_of,
-    read_lines,
     run,
     studios_of,
     taken,

@@ -58,6 +58,10 @@ class World:
         """Unit embeddings [image, dim] of a batch with given weights of the tail."""
         return F.normalize(embed(params, self.spec.tail, tokens), dim=-1)
 
+    def logits(self, images: Tensor, names: Sequence[str]) -> Tensor:
+        """Logits [image, label] of unit embeddings [image, dim], at the model's scale."""
+        return self.spec.logit_scale * images @ self.label_vectors(names).T
+
     @cached_property
     def original_vectors(self) -> Tensor:
         """Unit embeddings [example, dim] of every training example by the original model."""

@@ -25,9 +25,11 @@ from torch import Tensor
 
 from anytimecl_lab._clock import Clock
 from anytimecl_lab._progress import tell
+from anytimecl_lab.ask import about, run_cell
 from anytimecl_lab.features import features
 from anytimecl_lab.recipe import Cell, Contestant, Recipe
-from anytimecl_lab.run import LEFT, about, cells_of, key_of, read_lines, run_cell, undone
+from anytimecl_lab.results import key_of, read_lines
+from anytimecl_lab.run import LEFT, cells_of, undone
 from anytimecl_lab.studio import Studio
 from anytimecl_lab.table import Table
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.lab.conftest import write_recipe
 
-from anytimecl_lab.run import read_lines
+from anytimecl_lab.results import read_lines
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "bench.md"

@@ -152,6 +152,22 @@ def test_a_set_from_a_folder_has_the_published_names_and_prompts(tmp_path: Path)
     assert found.test.key == plain.test.key  # the images are the same
 
 
+def test_a_set_from_a_folder_has_the_classes_and_names_that_the_hub_would_give(
+    tmp_path: Path,
+) -> None:
+    place = fill(tmp_path, "pets")
+    for split in ("train", "test"):
+        (place / split / "dog").rename(place / split / "BACKGROUND_Google")
+        (place / split / "great white shark").rename(place / split / "great_white_shark")
+    found = sets.as_published(
+        from_archive("pets", place), HubSet("", without=("BACKGROUND_Google",))
+    )
+    assert found.names == ["cat", "great white shark"]
+    assert found.train is not None
+    assert len(found.kept(found.train)) == 2 * TRAIN
+    assert sets.by_code(found).names == ["item 000", "item 001"]
+
+
 def test_a_task_is_cut_from_an_archive_of_one_split(tmp_path: Path) -> None:
     folder = tmp_path / "many"
     for number, name in enumerate(["tench, Tinca tinca", "goldfish", "hammerhead"]):

@@ -21,7 +21,8 @@ from anytimecl_lab.examples import Streamed, bytes_of, chunks, resident, streame
 from anytimecl_lab.methods import METHODS, Method
 from anytimecl_lab.methods.encoder import JoinedEncoder
 from anytimecl_lab.recipe import read_recipe
-from anytimecl_lab.run import main, read_lines
+from anytimecl_lab.results import read_lines
+from anytimecl_lab.run import main
 from anytimecl_lab.studio import Shelf, Studio
 from anytimecl_lab.world import Second, World
 

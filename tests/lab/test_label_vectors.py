@@ -12,7 +12,8 @@ from tests.lab.conftest import TEST, TRAIN, write_recipe
 from anytimecl.errors import ModelError
 from anytimecl_lab.label_vectors import read_vectors
 from anytimecl_lab.recipe import read_recipe
-from anytimecl_lab.run import main, read_lines
+from anytimecl_lab.results import read_lines
+from anytimecl_lab.run import main
 from anytimecl_lab.studio import Studio
 
 DIM = 24  # of the tiny model

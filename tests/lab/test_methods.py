@@ -319,9 +319,9 @@ def test_icarl_keeps_few_examples_and_answers_by_their_means() -> None:
     assert torch.equal(method.predict(tokens, (*CLASSES, *NOVEL)), unseen)
 
 
-def test_zscl_predicts_with_the_mean_of_its_weights() -> None:
+def test_a_stage_of_zscl_begins_and_ends_with_a_mean_of_weights() -> None:
     method = Zscl(world(), epochs=2, batch=8)
-    steps = [{name: value.clone() for name, value in method.block.items()}]
+    steps: list[dict[str, torch.Tensor]] = []
     after = method._after_step
 
     def note() -> None:
@@ -329,11 +329,29 @@ def test_zscl_predicts_with_the_mean_of_its_weights() -> None:
         after()
 
     method._after_step = note  # type: ignore[method-assign]
-    method.learn(list(range(24)))
-    assert len(steps) == 1 + 2 * 3
-    for name in method.block:
-        expected = torch.stack([step[name] for step in steps]).mean(0)
-        torch.testing.assert_close(method.ensemble[name], expected, atol=1e-6, rtol=1e-4)
+    for stage in (range(24), range(24, 48)):
+        steps[:] = [{name: value.clone() for name, value in method.block.items()}]
+        method.learn(list(stage))
+        assert len(steps) == 1 + 2 * 3
+        for name, value in method._weights().items():
+            if name in method.block:
+                expected = torch.stack([step[name] for step in steps]).mean(0)
+                torch.testing.assert_close(value, expected, atol=1e-6, rtol=1e-4)
+
+
+def test_zscl_distils_images_over_texts_and_texts_over_images() -> None:
+    method = Zscl(world(), weight=0.5)
+    method.block = {name: 1.1 * value for name, value in method.block.items()}
+    method._meet(range(24))
+    chosen, scale = [0, 5, 13], method._soft
+    texts = method.world.label_vectors(WORDS)
+    now = method.world.image_vectors(method._weights(), method.world.take(chosen))
+    before = method.world.original_vectors[chosen]
+    expected = Sequential._loss(method, method.block, chosen)
+    for dim, count in ((1, len(chosen)), (0, len(WORDS))):
+        told, teacher = ((scale / 2 * each @ texts.T).softmax(dim) for each in (now, before))
+        expected -= 0.5 * 4 * (teacher * told.log()).sum() / count
+    torch.testing.assert_close(method._loss(method.block, chosen), expected)
 
 
 def test_reference_words_are_a_hundred_different_ones() -> None:

@@ -22,7 +22,6 @@ from anytimecl.tail import look
 from anytimecl_lab.methods import METHODS
 from anytimecl_lab.methods._paper import (
     SCALE,
-    SEEN,
     PaperLearner,
     PaperStream,
     if_all_seen,
@@ -32,7 +31,9 @@ from anytimecl_lab.methods._paper import (
 from anytimecl_lab.methods.offline import PaperOffline
 from anytimecl_lab.methods.online import Online
 from anytimecl_lab.methods.probe import EMBEDDING, LinearProbe
-from anytimecl_lab.run import LEFT, read_lines
+from anytimecl_lab.results import read_lines
+from anytimecl_lab.run import LEFT
+from anytimecl_lab.scenarios import SEEN
 
 QUICK = LearnerConfig(batch=8, lr=2e-3)
 EACH = 12

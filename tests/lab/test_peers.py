@@ -69,7 +69,7 @@ def test_a_share_is_of_the_seen_alone() -> None:
     assert torch.equal(told, original)
 
 
-@pytest.mark.parametrize("name", [name for name in PEERS if name != "tip-adapter"])
+@pytest.mark.parametrize("name", PEERS)
 def test_zero_shot_logits_are_added_by_their_weight(name: str) -> None:
     method = PEERS[name](world(), zero_shot=(0.3, 1.0))  # type: ignore[call-arg]
     method.learn(world().arriving)
@@ -269,6 +269,7 @@ def test_tip_adapter_example_by_example() -> None:
         for i in method.stored:
             likeness = float(image @ given.original_vectors[i])
             row[CLASSES.index(given.labels[i])] += 1.17 * np.exp(-5.5 * (1 - likeness))
+    assert method.default == "+ zero-shot"  # a weight of 1, as in the paper
     torch.testing.assert_close(method.predict(tokens, CLASSES), logits.softmax(1))
 
 

@@ -50,7 +50,7 @@ def test_mtil_has_the_model_of_its_zero_shot_row() -> None:
     [f"{each}_incremental" for each in ("data", "class", "task", "union_data")] + ["mtil"],
 )
 def test_scenarios_have_the_peers_of_few_shot_learning(name: str) -> None:
-    """But for a kernel over all pairs of examples, with the same settings."""
+    """But for RAIL's kernel form, with the same settings."""
     peers = [each for each in recipe("few_shot").methods if each.name != "RAIL (kernel)"]
     assert len(peers) == 10
     assert all(each in recipe(name).methods for each in peers)
@@ -92,6 +92,21 @@ def test_another_encoder_is_the_groups() -> None:
         for group, encoder in (("paper", "facebook/dinov2-base"), ("subsets", "dinov2-small")):
             (own,) = [each for each in recipe(name, group).methods if each.method == "encoder"]
             assert own.encoder == encoder
+
+
+def test_methods_may_be_those_of_another_recipe(tmp_path: Path) -> None:
+    head = 'title = "ours"\nscenario = "mtil"\ntasks = ["pets"]\n'
+    one, two = tmp_path / "one.toml", tmp_path / "two.toml"
+    one.write_text(head + '[[methods]]\nname = "zero-shot"\nmethod = "original"\n')
+    two.write_text(head + 'methods = "one"\n')
+    assert read_recipe(two).methods == read_recipe(one).methods
+    for slip in ('"two"', '["original"]'):
+        two.write_text(head + f"methods = {slip}\n")
+        with pytest.raises(ModelError, match="methods is a list of tables"):
+            read_recipe(two)
+    two.write_text(head + 'methods = "three"\n')
+    with pytest.raises(ModelError, match=r"three\.toml cannot be read"):
+        read_recipe(two)
 
 
 def test_a_codec_and_a_sampler_may_have_options(tmp_path: Path) -> None:

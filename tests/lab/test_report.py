@@ -172,6 +172,45 @@ def test_both_settings_are_judged_at_every_stage() -> None:
     assert (ours.verdict, ours.evidence) == ("holds", "a +2.50 ± 0.00, b +2.50 ± 0.00")
 
 
+def test_baselines_are_judged_with_all_their_variants() -> None:
+    """AIM-Emb is the predecessor's, too, and is the better one here."""
+    lines = [
+        *(each for each in task_lines() if each["name"] in ("AnytimeCL", "original model")),
+        *(
+            line(
+                "task_incremental",
+                "task-incremental",
+                "linear probe (AIM)",
+                seed,
+                stages("", {"a": 50, "b": 40}, {"a": 60, "b": 70}, mix={"n": 20.0}),
+            )
+            for seed in (0, 1)
+        ),
+    ]
+    for each in lines:
+        for result in each["results"]:
+            if each["name"] == "linear probe (AIM)":
+                for kind, questions in result["answers"].items():
+                    for readings in questions.values():
+                        readings["AIM-Emb"] = 95.0 if kind == "task" else 35.0
+            if each["name"] == "AnytimeCL":  # its own blends are no baselines
+                for question in result["answers"]["task"].values():
+                    question |= {"original": 99.0, "tuned": 99.0}
+    found = {claim.text: claim for claim in claims(collect(lines))}
+    best = "; the best baseline, linear probe (AIM) AIM-Emb, "
+    for part, verdict, evidence in (
+        ("above linear probe (AIM) at every stage", "holds", "a +15.25 ± 0.35"),
+        ("above linear probe (AIM) AIM-Emb at every stage", "does not hold", "a -34.75 ± 0.35"),
+        ("at or above every baseline, task-incremental", "does not hold", best + "95.0 ± 0.0"),
+        ("flexible inference, mix,", "does not hold", best + "35.0 ± 0.0"),
+    ):
+        [claim] = [claim for text, claim in found.items() if part in text]
+        assert claim.verdict == verdict, part
+        assert evidence in claim.evidence
+    told = cells(named(tables(collect(lines)), "further variants of the baselines"))
+    assert told == {"linear probe (AIM) AIM-Emb": ["95.0 ± 0.0"] * 3}
+
+
 def test_transfer_is_judged_with_the_simple_rule_beside_it() -> None:
     own, rule = "AnytimeCL (paper's setting)", "tuned if all are seen"
     matrix = [{"a": 80.0, "b": 39.0}, {"a": 70.0, "b": 90.0}]

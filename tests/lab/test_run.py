@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +20,14 @@ from tests.lab.conftest import TEST, TRAIN, write_recipe
 
 from anytimecl.errors import ModelError, StoreError
 from anytimecl.tail import embed, pick
+from anytimecl_lab import run as runner
+from anytimecl_lab._clock import Clock
 from anytimecl_lab.digest import digest
 from anytimecl_lab.methods import METHODS
 from anytimecl_lab.metrics import auroc, calibration_error
-from anytimecl_lab.recipe import PER_TASK, SCENARIOS, by_labels, read_recipe
-from anytimecl_lab.run import LEFT, main, read_lines
+from anytimecl_lab.recipe import PER_TASK, SCENARIOS, Cell, by_labels, read_recipe
+from anytimecl_lab.results import read_lines
+from anytimecl_lab.run import LEFT, cells_of, main, studios_of
 from anytimecl_lab.scenarios import THEIRS
 from anytimecl_lab.studio import Studio
 
@@ -372,6 +379,8 @@ def test_broken_lines_are_named(tmp_path: Path) -> None:
         ("[[methods]]", "[[methods", "cannot be read"),
         ("title =", 'labels = "nickname"\ntitle =', "labels is one of name, code"),
         ("title =", 'labels = "code"\ntitle =', "the labels of one task apart"),
+        ("seeds = [0, 1]", "seeds = 3", "seeds is a list, not 3"),
+        ("title =", "stages = 1.0\ntitle =", "stages is a list, not 1.0"),
     ],
 )
 def test_recipes_that_cannot_be_followed(
@@ -381,6 +390,97 @@ def test_recipes_that_cannot_be_followed(
     file.write_text(file.read_text().replace(old, new))
     with pytest.raises(ModelError, match=told):
         read_recipe(file)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--jobs=0", "At least one run at a time"),
+        ("--only=original,typo", "has a method typo"),
+        ("--device=cudo", "The device 'cudo' cannot be used here"),
+        ("--seeds=0;1", "invalid numbers value: '0;1'"),
+    ],
+)
+def test_slips_are_told(
+    words: str, told: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_recipe(tmp_path, model, "mtil")
+    try:
+        status: Any = main([str(recipe), f"--out={tmp_path / 'out.jsonl'}", words])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    assert told in capsys.readouterr().err
+
+
+def test_recipes_of_one_name_are_not_run_together(model: Path, tmp_path: Path) -> None:
+    recipe = read_recipe(write_recipe(tmp_path, model, "mtil"))
+    with pytest.raises(ModelError, match="have the same name"):
+        studios_of([recipe, recipe], None)
+
+
+def test_novel_images_that_are_all_of_learned_labels_are_asked_nothing(
+    data: Path, model: Path, tmp_path: Path
+) -> None:
+    file = write_recipe(tmp_path, model, "few-shot", 'novel = ["pets", "novel"]\nshots = [1]')
+    lines = go(file, data, tmp_path / "out.jsonl", "--only=AnytimeCL", "--seeds=0")
+    [line] = [each for each in lines if each["subject"] == "pets"]
+    assert set(line["results"][0]["answers"]["none-of-these"]) == {"novel"}
+
+
+def deadly(cell: Cell) -> dict[str, Any]:
+    """In place of a run: the first seed's kills its process."""
+    if cell.seed == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"seed": cell.seed}
+
+
+@pytest.mark.e2e
+def test_a_killed_process_does_not_stop_the_others(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = replace(read_recipe(write_recipe(tmp_path, model, "mtil")), seeds=(0, 1, 2, 3))
+    studios = studios_of([recipe], None)
+    ready = cells_of(studios, only=["original"])
+    monkeypatch.setattr(runner, "_in_worker", deadly)
+    lines = list(runner._lines(studios, ready, 2, Clock(), {}, 0.0))
+    assert sorted(line["seed"] for line in lines) == [0, 1, 2, 3]
+    failed = [line for line in lines if "error" in line]
+    assert 1 <= len(failed) <= 2  # the killed one, and perhaps the one beside it
+    assert all(line["error"].startswith("BrokenProcessPool") for line in failed)
+
+
+ORPHAN = """
+import os, sys, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from anytimecl_lab.records import begin_process
+
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, get_context("spawn"), begin_process)
+    print(pool.submit(os.getpid).result(), flush=True)
+    pool.submit(time.sleep, 1000).result()
+"""
+
+
+@pytest.mark.e2e
+def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
+    """Though it has work to do."""
+    (tmp_path / "orphan.py").write_text(ORPHAN)
+    words = [sys.executable, str(tmp_path / "orphan.py")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        process = int(parent.stdout.readline())
+        os.kill(process, 0)
+        parent.kill()
+    for _ in range(600):
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    os.kill(process, signal.SIGKILL)
+    raise AssertionError("It outlived its parent by a minute.")
 
 
 def test_the_lab_runs_on_a_bare_machine() -> None:

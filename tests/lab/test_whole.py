@@ -10,7 +10,8 @@ from tests.lab.test_quick import RECIPES
 
 from anytimecl_lab import whole
 from anytimecl_lab.digest import digest
-from anytimecl_lab.run import LEFT, read_lines
+from anytimecl_lab.results import read_lines
+from anytimecl_lab.run import LEFT
 from anytimecl_lab.whole import main, remaining, shares
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anytimecl_lab.methods._base import Method
-from anytimecl_lab.methods._frozen import Frozen
+from anytimecl_lab.methods._frozen import Frozen, OnEmbeddings
 from anytimecl_lab.methods.class_mean import ClassMean
 from anytimecl_lab.methods.encoder import JoinedEncoder
 from anytimecl_lab.methods.gda import Gda
@@ -26,7 +26,7 @@ from anytimecl_lab.methods.tuned import FineTune, Joint, Sequential
 from anytimecl_lab.methods.wise_ft import WiseFt
 from anytimecl_lab.methods.zscl import Zscl
 
-__all__ = ["METHODS", "Frozen", "JoinedEncoder", "Method"]
+__all__ = ["METHODS", "Frozen", "JoinedEncoder", "Method", "OnEmbeddings"]
 
 METHODS: dict[str, type[Method]] = {
     "original": Original,

@@ -1,4 +1,4 @@
-"""Classifiers on frozen image embeddings of the original model."""
+"""Methods on frozen image embeddings: classifiers of all examples so far."""
 
 from __future__ import annotations
 
@@ -13,8 +13,44 @@ from anytimecl_lab.methods._base import Method
 from anytimecl_lab.world import World
 
 
-class Frozen(Method):
-    """Base of classifiers on the original model's unit embeddings.
+class OnEmbeddings(Method):
+    """Base of methods that need only the original model's unit embeddings, and refit to all."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.stored: list[int] = []
+        self.rows: dict[str, int] = {}  # label -> row, in order of appearance
+
+    def learn(self, examples: Sequence[int]) -> None:
+        """Store the examples, and fit to all so far."""
+        labels, device = self.world.labels, self.world.device
+        self.stored += examples
+        for i in examples:
+            self.rows.setdefault(labels[i], len(self.rows))
+        targets = torch.tensor([self.rows[labels[i]] for i in self.stored], device=device)
+        at = torch.tensor(self.stored, device=device)
+        self._fit(self.world.original_vectors[at], targets)
+
+    def predict(self, tokens: Tensor | TailInput, names: Sequence[str]) -> Tensor:
+        """The default reading."""
+        return self.readings(tokens, names)[self.default]
+
+    @torch.no_grad()
+    def readings(self, tokens: Tensor | TailInput, names: Sequence[str]) -> dict[str, Tensor]:
+        """Every reading."""
+        return self.read(self.world.image_vectors(self.world.tail, tokens), names)
+
+    @abstractmethod
+    def read(self, images: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+        """Every reading, from unit embeddings [image, dim]."""
+
+    @abstractmethod
+    def _fit(self, vectors: Tensor, targets: Tensor) -> None:
+        """Fit to unit embeddings [example, dim] and rows of labels [example], in order."""
+
+
+class Frozen(OnEmbeddings):
+    """Base of classifiers whose answer is that of the original model for unseen labels.
 
     Unseen labels keep the original model's probability exactly. Its total probability of the seen
     labels is distributed among them by the classifier, so that the classifier alone decides if
@@ -29,33 +65,12 @@ class Frozen(Method):
     def __init__(self, world: World, *, zero_shot: Sequence[float] = ()) -> None:
         super().__init__(world)
         self.weights = (0.0, *zero_shot)
-        self.stored: list[int] = []
-        self.rows: dict[str, int] = {}  # label -> row, in order of appearance
-
-    def learn(self, examples: Sequence[int]) -> None:
-        """Fit to all examples so far."""
-        labels, device = self.world.labels, self.world.device
-        self.stored += examples
-        for i in examples:
-            self.rows.setdefault(labels[i], len(self.rows))
-        targets = torch.tensor([self.rows[labels[i]] for i in self.stored], device=device)
-        at = torch.tensor(self.stored, device=device)
-        self._fit(self.world.original_vectors[at], targets)
-
-    def predict(self, tokens: Tensor | TailInput, names: Sequence[str]) -> Tensor:
-        """The classifier alone."""
-        return self.readings(tokens, names)[self.default]
-
-    def readings(self, tokens: Tensor | TailInput, names: Sequence[str]) -> dict[str, Tensor]:
-        """The classifier alone, and with each weight of the original model's logits."""
-        return self.read(self.world.image_vectors(self.world.tail, tokens), names)
 
     @torch.no_grad()
     def read(self, images: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-        """The same from unit embeddings [image, dim]."""
-        world = self.world
-        original = world.spec.logit_scale * images @ world.label_vectors(names).T
-        places = torch.tensor([self.rows.get(name, -1) for name in names], device=world.device)
+        """The classifier alone, and with each weight of the original model's logits."""
+        original = self.world.logits(images, names)
+        places = torch.tensor([self.rows.get(name, -1) for name in names], device=images.device)
         seen = places >= 0
         if not bool(seen.any()):
             return {reading(weight): original.softmax(1) for weight in self.weights}
@@ -64,10 +79,6 @@ class Frozen(Method):
             reading(weight): share(original.softmax(1), own + weight * original[:, seen], seen)
             for weight in self.weights
         }
-
-    @abstractmethod
-    def _fit(self, vectors: Tensor, targets: Tensor) -> None:
-        """Fit to unit embeddings [example, dim] and rows of labels [example], in order."""
 
     @abstractmethod
     def _logits(self, images: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from anytimecl.acceleration import OnlineLearner
 from anytimecl.backbone.spec import Spec
-from anytimecl.blend import Opinions
+from anytimecl.blend import BLENDS, Opinions, blend
 from anytimecl.experts import Expert
 from anytimecl.learner import shifted
 from anytimecl.optimiser import Gradient
@@ -24,12 +24,12 @@ from anytimecl.settings import LearnerConfig, Settings
 from anytimecl.stream import StreamLearner
 from anytimecl.tail import Params
 from anytimecl_lab.examples import Examples
+from anytimecl_lab.scenarios import SEEN
 from anytimecl_lab.world import World
 
 SCALE = 100.0  # of cosines
 BLEND = "ocw"
 SAMPLER = "class_balanced"
-SEEN = "tuned if all are seen"  # reading: the simple rule in the paper's section on MTIL
 
 
 Inputs = tuple[Spec, Params, Settings, Examples, Sequence[str], Mapping[str, Tensor]]  # of a stream
@@ -93,6 +93,11 @@ class PaperStream(StreamLearner):
     """A stream with the paper's learner."""
 
     learner_type = PaperLearner
+
+
+def every_blend(opinions: Opinions) -> dict[str, Tensor]:
+    """Every blend, and the simple rule."""
+    return {name: blend(name, opinions) for name in BLENDS} | {SEEN: if_all_seen(opinions)}
 
 
 def if_all_seen(opinions: Opinions) -> Tensor:

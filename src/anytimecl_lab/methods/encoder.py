@@ -38,7 +38,9 @@ class BesideOriginal(EncoderStream):
 class JoinedEncoder(Method):
     """The tuned model is the recipe's `encoder`, with a linear layer into the label space.
 
-    The original model, its estimates and OCW are the usual ones.
+    The original model, its estimates and OCW are the usual ones. The paper names no learning rates
+    for it: they are those of `anytimecl.scale.encoder`, chosen on held-out images, since at the
+    rate of CLIP's block a layer that begins at random would hardly move.
     """
 
     online = True

@@ -28,8 +28,7 @@ class Klda(Frozen):
         zero_shot: Sequence[float] = (),
     ) -> None:
         super().__init__(world, zero_shot=zero_shot)
-        dim = len(next(iter(world.vectors.values())))
-        self.features = fourier_features(dim, features, width, world.seed, world.device)
+        self.features = fourier_features(world.spec.dim, features, width, world.seed, world.device)
 
     def _fit(self, vectors: Tensor, targets: Tensor) -> None:
         scale = self.world.spec.logit_scale

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from anytimecl.blend import BLENDS, blend
 from anytimecl.evidence import Evidence
 from anytimecl.loss import anytime_loss
 from anytimecl.model import Model
@@ -17,9 +16,8 @@ from anytimecl_lab.methods._base import Method
 from anytimecl_lab.methods._batches import Schedule, train
 from anytimecl_lab.methods._paper import (
     BLEND,
-    SEEN,
     PaperLearner,
-    if_all_seen,
+    every_blend,
     paper_config,
     scaled,
 )
@@ -82,8 +80,7 @@ class Offline(Method):
     def readings(self, tokens: Tensor | TailInput, names: Sequence[str]) -> dict[str, Tensor]:
         """Every blend."""
         vectors = self.world.label_vectors(names)
-        opinions = self.model.opinions(tokens, names, vectors)
-        return {name: blend(name, opinions) for name in BLENDS} | {SEEN: if_all_seen(opinions)}
+        return every_blend(self.model.opinions(tokens, names, vectors))
 
     @torch.no_grad()
     def _score(self, examples: Sequence[int]) -> None:
@@ -119,9 +116,8 @@ class Offline(Method):
         return right
 
     def _logits(self, params: Mapping[str, Tensor], examples: Sequence[int]) -> Tensor:
-        world = self.world
-        images = world.image_vectors(params, world.take(examples))
-        return world.spec.logit_scale * images @ world.label_vectors(list(self.rows)).T
+        images = self.world.image_vectors(params, self.world.take(examples))
+        return self.world.logits(images, list(self.rows))
 
     def _loss(self, leaves: Mapping[str, Tensor], chosen: list[int]) -> Tensor:
         config = self.learner.config

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from anytimecl.blend import BLENDS, ETA, Estimates, blend, none_of_these
+from anytimecl.blend import ETA, Estimates, blend, none_of_these
 from anytimecl.experts import Expert
 from anytimecl.registry import Choice
 from anytimecl.sampling import Sampler
@@ -18,10 +18,9 @@ from anytimecl.stream import StreamLearner
 from anytimecl.tail import TailInput
 from anytimecl_lab.methods._base import Method
 from anytimecl_lab.methods._paper import (
-    SEEN,
     PaperStream,
     chosen,
-    if_all_seen,
+    every_blend,
     inputs,
 )
 from anytimecl_lab.world import World
@@ -75,8 +74,7 @@ class Online(Method):
         """Every blend."""
         vectors = self.world.label_vectors(names)
         opinions = self.stream.opinions(tokens, names, vectors)
-        read = {name: blend(name, opinions) for name in BLENDS}
-        read[SEEN] = if_all_seen(opinions)
+        read = every_blend(opinions)
         if not bool(opinions.seen.any()):  # all other readings are the original model's then
             unseen = torch.full((len(names),), -1, device=vectors.device)
             read["tuned"] = self.stream.learner.tuned_logits(tokens, vectors, unseen).softmax(1)

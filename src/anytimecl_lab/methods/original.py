@@ -20,6 +20,5 @@ class Original(Method):
 
     def predict(self, tokens: Tensor | TailInput, names: Sequence[str]) -> Tensor:
         """Probabilities of the frozen tail."""
-        world = self.world
-        images = world.image_vectors(world.tail, tokens)
-        return (world.spec.logit_scale * images @ world.label_vectors(names).T).softmax(1)
+        images = self.world.image_vectors(self.world.tail, tokens)
+        return self.world.logits(images, names).softmax(1)

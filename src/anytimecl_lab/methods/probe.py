@@ -17,42 +17,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anytimecl.blend import LabelRecord, Opinions, aim, blend
-from anytimecl.tail import TailInput
-from anytimecl_lab.methods._base import Method
+from anytimecl_lab.methods._frozen import OnEmbeddings
 from anytimecl_lab.world import World
 
 EMBEDDING = "AIM-Emb"
 
 
-class Complementary(Method):
+class Complementary(OnEmbeddings):
     """A classifier over the embeddings of all examples, blended with the original model by AIM."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
-        self.stored: list[int] = []
-        self.rows: dict[str, int] = {}
-
-    def learn(self, examples: Sequence[int]) -> None:
-        """Store the examples and refit."""
-        self.stored += examples
-        for i in examples:
-            self.rows.setdefault(self.world.labels[i], len(self.rows))
-        at = torch.tensor(self.stored, device=self.world.device)
-        targets = torch.tensor(
-            [self.rows[self.world.labels[i]] for i in self.stored], device=self.world.device
-        )
-        self._fit(self.world.original_vectors[at], targets)
-
-    def predict(self, tokens: Tensor | TailInput, names: Sequence[str]) -> Tensor:
-        """AIM: the classifier's probabilities of seen labels, mixed with the original model's."""
-        return self.readings(tokens, names)[self.default]
-
     @torch.no_grad()
-    def readings(self, tokens: Tensor | TailInput, names: Sequence[str]) -> dict[str, Tensor]:
+    def read(self, images: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         """By probabilities and by embeddings."""
         world = self.world
-        images = world.image_vectors(world.tail, tokens)
-        original = (world.spec.logit_scale * images @ world.label_vectors(names).T).softmax(1)
+        original = world.logits(images, names).softmax(1)
         places = torch.tensor([self.rows.get(name, -1) for name in names], device=world.device)
         known = places >= 0
         told = torch.zeros_like(original)
@@ -73,11 +51,7 @@ class Complementary(Method):
         """AIM-Emb: the most probable label's and the image's embedding, weighted by `mass`."""
         vectors = self.world.label_vectors(names)
         mixed = mass * vectors[told.argmax(1)] + (1 - mass) * images
-        return (self.world.spec.logit_scale * F.normalize(mixed, dim=-1) @ vectors.T).softmax(1)
-
-    @abstractmethod
-    def _fit(self, vectors: Tensor, targets: Tensor) -> None:
-        """Fit to unit embeddings [example, dim] and rows of labels [example]."""
+        return self.world.logits(F.normalize(mixed, dim=-1), names).softmax(1)
 
     @abstractmethod
     def _scores(self, images: Tensor) -> Tensor:

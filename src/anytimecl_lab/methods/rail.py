@@ -37,7 +37,7 @@ class Rail(Frozen):
     ) -> None:
         super().__init__(world, zero_shot=zero_shot)
         self.penalty, self.sharpness = penalty, sharpness
-        dim, seed, device = len(next(iter(world.vectors.values()))), world.seed, world.device
+        dim, seed, device = world.spec.dim, world.seed, world.device
         self.features = (
             fourier_features(dim, features, width, seed, device)
             if kernel

@@ -35,8 +35,7 @@ class RanPac(Frozen):
     ) -> None:
         super().__init__(world, zero_shot=zero_shot)
         self.sharpness = sharpness
-        dim = len(next(iter(world.vectors.values())))
-        self.features = relu_features(dim, features, world.seed, world.device)
+        self.features = relu_features(world.spec.dim, features, world.seed, world.device)
 
     def _fit(self, vectors: Tensor, targets: Tensor) -> None:
         features = self.features(vectors.double())

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from torch import Tensor
 
-from anytimecl_lab.methods._frozen import Frozen
+from anytimecl_lab.methods._frozen import Frozen, reading
 from anytimecl_lab.world import World
 
 
 class TipAdapter(Frozen):
     """Zero-shot logits plus `alpha` times the affinities of cached examples to their labels.
 
-    An example at cosine c adds `exp(-beta (1 - c))`. Both have the paper's values for ImageNet,
-    without its search on other data sets. Zero-shot logits have the original model's scale.
+    An example at cosine c adds `exp(-beta (1 - c))`. Both have the paper's values for ImageNet; on
+    other data sets it searches, which is left to other weights of the zero-shot logits here. These
+    have the original model's scale.
     """
 
-    def __init__(self, world: World, *, alpha: float = 1.17, beta: float = 5.5) -> None:
-        super().__init__(world)
+    default = reading(1)
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        alpha: float = 1.17,
+        beta: float = 5.5,
+        zero_shot: Sequence[float] = (1.0,),
+    ) -> None:
+        super().__init__(world, zero_shot=zero_shot)
         self.alpha, self.beta = alpha, beta
 
     def _fit(self, vectors: Tensor, targets: Tensor) -> None:
         self.keys, self.values = vectors, F.one_hot(targets).to(vectors)
 
     def _logits(self, images: Tensor) -> Tensor:
-        labels = self.world.label_vectors(list(self.rows))
         affinity = (-self.beta * (1 - images @ self.keys.T)).exp()
-        return self.world.spec.logit_scale * images @ labels.T + self.alpha * affinity @ self.values
+        return self.alpha * affinity @ self.values

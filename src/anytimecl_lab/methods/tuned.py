@@ -40,7 +40,7 @@ class Sequential(Method):
         """Probabilities of the tuned model alone."""
         with torch.no_grad():
             images = self.world.image_vectors(self._weights(), tokens)
-        return (self.world.spec.logit_scale * images @ self.world.label_vectors(names).T).softmax(1)
+        return self.world.logits(images, names).softmax(1)
 
     def _weights(self) -> Params:
         """The weights that predict."""
