@@ -121,11 +121,30 @@ class Records:
         change = "UPDATE example SET label = ?, key = ?, crc = ? WHERE id = ?"
         self._db.execute(change, (label, key, crc, example))
 
-    def drop(self, example: int, place: Place) -> None:
-        """Delete a record and overwrite its bytes."""
+    def drop(self, example: int, place: Place) -> bool:
+        """Delete a record; returns whether its bytes were found and overwritten."""
+        found = self.owns(example, place)
         self.cache.drop(example)
-        self.stream.free(place.start, place.size)
+        if found:
+            self.stream.free(place.start, place.size)
         self._db.execute("DELETE FROM example WHERE id = ?", (example,))
+        return found
+
+    def owns(self, example: int, place: Place) -> bool:
+        """Whether the bytes in a place are the example's: damage may have put it over others."""
+        with suppress(StoreError):
+            self.fetch(example, place)
+            return True
+        start, size, end = place.start, place.size, self.stream.extents * EXTENT
+        if not (
+            isinstance(start, int) and isinstance(size, int) and 0 <= start <= start + size <= end
+        ):
+            return False
+        shared = "SELECT 1 FROM (SELECT id, start, size FROM example WHERE id != ? UNION ALL "
+        shared += (
+            "SELECT 0, start, size FROM hole) WHERE size > 0 AND start < ? AND start + size > ?"
+        )
+        return self._db.execute(shared, (example, start + size, start)).fetchone() is None
 
     def find(self, example: int) -> Place | None:
         """Where an example lies, or None if there is none."""
@@ -187,7 +206,7 @@ class Records:
         for example, group in groupby(rows, itemgetter(0)):
             parts = list(group)
             place = Place(*parts[0][1:-1])
-            with suppress(TypeError, struct.error):
+            with suppress(TypeError, AttributeError, struct.error):
                 offset = place.start % EXTENT
                 record = b"".join([part[-1] for part in parts])[offset : offset + place.size]
                 if _fits(example, place, record):
@@ -225,8 +244,8 @@ def blaming(example: int) -> Iterator[None]:
     """Name the example in errors about a damaged page or an invalid row."""
     try:
         yield
-    except (TypeError, struct.error, OverflowError) as error:
-        raise damaged(example) from error
+    except (TypeError, AttributeError, struct.error, OverflowError) as error:
+        raise damaged(example) from error  # a flipped bit changed a value's type
     except sqlite3.Error as error:
         if is_damage(error):
             raise damaged(example) from error

@@ -218,6 +218,11 @@ class Store(Closing):
         label = self.vocabulary.largest()
         oldest = "SELECT min(id) FROM example WHERE label = ?"
         example = self.db.execute(oldest, (label,)).fetchone()[0]
+        if example is None:
+            raise StoreError(
+                "The memory counts more examples than it has, and so does not know which to evict: "
+                "`anytimecl.memory.rescue` writes one that counts right, or restore a backup."
+            )
         text = self.vocabulary.text(label)
         with suppress(StoreError):  # damaged
             self.evicted[example] = self.records.get(example).record
@@ -229,7 +234,10 @@ class Store(Closing):
         place = self.records.find(example)
         if place is None:
             return False
-        self.records.drop(example, place)
+        if not self.records.drop(example, place):
+            told = f"Example {example} is deleted, but it was damaged, and where its bytes are is "
+            told += "unknown: `anytimecl.memory.rescue` writes a memory without them."
+            warnings.warn(told, StoreWarning, stacklevel=3)
         self.about.drop(example)
         self.vocabulary.drop_example(place.label)
         return True

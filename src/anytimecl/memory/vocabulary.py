@@ -59,7 +59,9 @@ class Vocabulary:
         """Decrement a label's count; the label is deleted with its last example."""
         less = "UPDATE label SET examples = examples - 1 WHERE id = ?"
         self._db.execute(less, (number,))
-        self._db.execute("DELETE FROM label WHERE id = ? AND examples <= 0", (number,))
+        # The count has no checksum: a damaged one must not take the text from other examples.
+        unused = "examples <= 0 AND NOT EXISTS (SELECT 1 FROM example WHERE label = ?1)"
+        self._db.execute(f"DELETE FROM label WHERE id = ?1 AND {unused}", (number,))
 
     def texts(self) -> dict[int, str]:
         """Undamaged labels by number."""
