@@ -32,7 +32,10 @@ class OwnerLock:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
         try:
             _lock(self._file)
-        except OSError:
+        except OSError as error:
+            if sys.platform != "win32" and not isinstance(error, BlockingIOError):
+                os.close(self._file)
+                raise  # the file system has no locks
             owner = os.read(self._file, 32).decode("ascii", "replace").strip() or "unknown"
             os.close(self._file)
             raise StoreError(
