@@ -25,7 +25,7 @@ from anytimecl.backbone.prior import Prior, prior_file
 from anytimecl.backbone.spec import Preprocess, Spec, TailSpec
 from anytimecl.backbone.text import LabelCache, TextEncoder, cache_folder, embed_labels
 from anytimecl.backbone.trunk import OnnxTrunk, TorchTrunk
-from anytimecl.errors import ImageError, ModelError, PartError
+from anytimecl.errors import ImageError, ModelError, PartError, StoreError
 from anytimecl.registry import Choice, Named, Registry, check_options
 
 if TYPE_CHECKING:
@@ -316,8 +316,14 @@ def load_stored(
     the commit that was used, whatever its branch has now. Another `model`, if given, gets the same
     number of tail blocks.
     """
-    spec = json.loads(stored["spec"])
-    name, commit, blocks = str(spec["name"]), spec.get("revision", ""), spec["tail"]["blocks"]
+    try:
+        spec = json.loads(stored["spec"])
+        name, commit, blocks = str(spec["name"]), spec.get("revision", ""), spec["tail"]["blocks"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(
+            "This memory was not made by a classifier: it does not say with which model. Open it "
+            "with anytimecl.memory.open_memory."
+        ) from error
     if model is not None and not (commit and _source_of(model) == name):
         # 0 blocks, a pooling head alone, is SigLIP's default and impossible for others.
         found = load(model, tail_blocks=blocks or None, device=device)
