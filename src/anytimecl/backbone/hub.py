@@ -36,7 +36,7 @@ from anytimecl.backbone import (
 from anytimecl.backbone.spec import Preprocess, Rotary, Spec, TailSpec
 from anytimecl.backbone.text import HubText, LabelCache
 from anytimecl.backbone.trunk import TorchTrunk
-from anytimecl.errors import ModelError
+from anytimecl.errors import AnytimeError, ModelError
 
 Activation = Literal["quick_gelu", "gelu", "gelu_tanh", "silu"]
 _ACTIVATIONS: dict[str, Activation] = {
@@ -58,6 +58,25 @@ _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 def load(card: ModelCard, tail_blocks: int | None, device: str) -> Backbone:
     """Load the model of a card; its last `tail_blocks` blocks become the tail."""
+    try:
+        return _load(card, tail_blocks, device)
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:
+        if isinstance(error, AnytimeError):
+            raise
+        raise ModelError(
+            f"{card.source} cannot be loaded: its files do not fit together ({error!r}). Copy or "
+            "fetch it again."
+        ) from error
+
+
+def _load(card: ModelCard, tail_blocks: int | None, device: str) -> Backbone:
     name = card.source
     found_in = folder = _folder(name)
     if open_clip.is_one(folder):
@@ -152,7 +171,7 @@ def _vision(
     for key in ("image_size", "patch_size"):
         if not isinstance(getattr(vision, key), int):
             raise _unusual(name, key, getattr(vision, key), "one whole number")
-    if vision.hidden_size % vision.num_attention_heads:
+    if vision.num_attention_heads < 1 or vision.hidden_size % vision.num_attention_heads:
         raise _unusual(name, "num_attention_heads", vision.num_attention_heads, "a divisor")
     blocks = vision.num_hidden_layers
     if tail_blocks > blocks or (tail_blocks == 0 and family["pool"] != "map"):
@@ -249,7 +268,7 @@ def _named(
     parts = {*_BLOCK, *family["scales"]}
     if spec.mlp == "swiglu":
         parts |= set(family.get("gates", []))
-    for index in range(spec.last + 1):
+    for index in range(min(spec.last + 1, len(found) + 1)):  # a configuration may tell any number
         block = {f"layers.{index}.{part}" for part in parts}
         # An optional part is expected if any of its weights is there.
         optional = {f"layers.{index}.{part}" for part in family.get("optional", [])}
@@ -317,9 +336,10 @@ def _check_shapes(name: str, spec: TailSpec, raw: Mapping[str, Tensor]) -> None:
         # Output width of the first linear layer of this weight's MLP.
         second = raw.get(re.sub(r"fc1\.\w+$", "fc2.weight", key), value)
         hidden = second.shape[-1] * (2 if spec.mlp == "swiglu" else 1) if second.ndim else 0
+        side = value.shape[-1] if value.ndim else 0
         shapes: dict[str, tuple[int | None, ...]] = {  # the first that matches; None: any number
             r"^logit_": (None,) * value.ndim,
-            r"^patch_embedding\.weight$": (width, 3, None, None),
+            r"^patch_embedding\.weight$": (width, 3, side, side),
             r"^(positions|class|registers|head\.probe)$": (None,) * (value.ndim - 1) + (width,),
             r"^visual_projection\.": (None, width),
             r"in_proj_weight$": (3 * width, width),
