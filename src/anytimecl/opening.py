@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 
 from anytimecl.backbone import Backbone, Spec, load_stored
 from anytimecl.backbone import load as load_backbone
+from anytimecl.backbone.hub_name import pinned
 from anytimecl.backbone.prior import Prior
-from anytimecl.backbone.repository import pinned
 from anytimecl.backbone.spec import differences
 from anytimecl.backbone.text import check_templates
 from anytimecl.blend import BLENDS

@@ -15,7 +15,7 @@ from anytimecl.codec import Codec, ImageBytes
 from anytimecl.errors import AnytimeError, CheckpointError, LabelError, StoreError
 from anytimecl.journaled import JournaledTrainer
 from anytimecl.labels import clean_label
-from anytimecl.memory.acts import purge
+from anytimecl.memory.censoring import purge
 from anytimecl.memory.contract import Progress
 from anytimecl.review import Review
 

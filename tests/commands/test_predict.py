@@ -14,7 +14,8 @@ import pytest
 from tests.commands.conftest import Run, zipped
 
 from anytimecl import AnytimeClassifier, backbone
-from anytimecl.backbone.text import HubText, LabelCache
+from anytimecl.backbone.hub_text import HubText
+from anytimecl.backbone.text import LabelCache
 from anytimecl.commands import _common, predict
 from anytimecl.images import ImageRef
 

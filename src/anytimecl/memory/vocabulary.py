@@ -33,11 +33,11 @@ class Vocabulary:
 
     def add_example(self, text: str) -> int:
         """Increment a label's count, adding the label if new; returns its number."""
-        known = self._db.execute("SELECT id FROM label WHERE text = ?", (text,)).fetchone()
-        if known:
+        known = self.number(text)
+        if known is not None:
             more = "UPDATE label SET examples = examples + 1 WHERE id = ?"
-            self._db.execute(more, known)
-            return int(known[0])
+            self._db.execute(more, (known,))
+            return known
         new = "INSERT INTO label (text, examples) VALUES (?, 1)"
         number = self._db.execute(new, (text,)).lastrowid
         assert number is not None
