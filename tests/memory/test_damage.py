@@ -407,3 +407,16 @@ def test_a_damaged_count_evicts_nothing(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="counts more examples than it has"):
             memory.append("new", b"new")
         assert_others_whole(memory, records)
+
+
+def test_a_damaged_hole_does_not_shorten_the_stream(tmp_path: Path) -> None:
+    """Merged with the last range, it would let new records begin where others are."""
+    last = "(SELECT start FROM example WHERE id = 20)"
+    records = spoiled(
+        tmp_path,
+        f"UPDATE hole SET size = {last} - start WHERE start = (SELECT max(start) FROM hole)",
+    )
+    with open_memory(tmp_path) as memory:
+        memory.forget([20])
+        memory.append_many(("new", record(n, 2900)) for n in range(90, 99))
+        assert_others_whole(memory, records, 20)

@@ -135,15 +135,14 @@ class Records:
         with suppress(StoreError):
             self.fetch(example, place)
             return True
-        start, size, end = place.start, place.size, self.stream.extents * EXTENT
-        if not (
-            isinstance(start, int) and isinstance(size, int) and 0 <= start <= start + size <= end
-        ):
+        start, size = place.start, place.size
+        if not (isinstance(start, int) and isinstance(size, int)):
             return False
-        shared = "SELECT 1 FROM (SELECT id, start, size FROM example WHERE id != ? UNION ALL "
-        shared += (
-            "SELECT 0, start, size FROM hole) WHERE size > 0 AND start < ? AND start + size > ?"
-        )
+        if not 0 <= start <= start + size <= self.stream.extents * EXTENT:
+            return False
+        others = "SELECT id, start, size FROM example UNION ALL SELECT 0, start, size FROM hole"
+        shared = f"SELECT 1 FROM ({others}) "
+        shared += "WHERE id != ? AND size > 0 AND start < ? AND start + size > ?"
         return self._db.execute(shared, (example, start + size, start)).fetchone() is None
 
     def find(self, example: int) -> Place | None:

@@ -106,7 +106,7 @@ class Stream:
         if following:
             self._fill(start + size)
             size += following[0]
-        if start + size == self.end:
+        if start + size == self.end and self.is_blank(start, size):
             self.end = start
         else:
             self._db.execute("INSERT INTO hole VALUES (?, ?)", (start, size))
