@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,64 +179,53 @@ def _told(name: HubName, folder: Path | None = None) -> Iterator[None]:
         raise
     # OSError: not found, no network, no permission. ValueError: an invalid name.
     except (OSError, ValueError, http) as error:
-        for kind, words in _kinds():
-            if isinstance(error, kind):
-                raise ModelError(words(name)) from error
+        if (told := _of_hub(name, error)) is not None:
+            raise ModelError(told) from error
         folder = _partial(name, error) or folder
         if folder is not None:
             raise ModelError(_half(name, folder, error)) from error
         raise ModelError(_unreachable(name, error)) from error
 
 
-def _kinds() -> list[tuple[type[Exception], Callable[[HubName], str]]]:
+def _of_hub(name: HubName, error: Exception) -> str | None:
+    """The message for an answer of the hub; None for other errors."""
     from huggingface_hub import errors
 
-    return [  # the first that matches
-        (errors.GatedRepoError, _gated),
-        (errors.DisabledRepoError, _disabled),
-        (errors.RevisionNotFoundError, _no_revision),
-        (errors.RepositoryNotFoundError, _missing),
-        (errors.HFValidationError, _misnamed),
-    ]
+    if isinstance(error, errors.GatedRepoError):
+        return (
+            f"{name} is gated: its owner asks for consent. Accept the conditions on "
+            f"{_endpoint()}/{name.repository} with your account, log in here with `hf auth login` "
+            f"or set HF_TOKEN, and try again. Or {_OTHERWISE}."
+        )
+    if isinstance(error, errors.DisabledRepoError):
+        return f"The hub has disabled access to {name}: {_OTHERWISE}."
+    if isinstance(error, errors.RevisionNotFoundError):
+        return (
+            f"{name.repository} is on the hub, but has no branch, tag or commit "
+            f"{name.revision!r}.{_revisions(name)} A commit is given in full."
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
+            f"There is no model {name.repository} on the hub ({_endpoint()}), or it is private. "
+            "Check the spelling; for a private model log in with `hf auth login` or set HF_TOKEN. "
+            f"Or {_OTHERWISE}."
+        )
+    if isinstance(error, errors.HFValidationError):
+        return (
+            f"{str(name)!r} cannot be the name of a model on the hub: that is OWNER/NAME in "
+            "letters, digits, '-', '_' and '.', such as openai/clip-vit-base-patch32. Or "
+            f"{_OTHERWISE}."
+        )
+    return None
 
 
-def _gated(name: HubName) -> str:
-    return (
-        f"{name} is gated: its owner asks for consent. Accept the conditions on "
-        f"{_endpoint()}/{name.repository} with your account, log in here with `hf auth login` or "
-        f"set HF_TOKEN, and try again. Or {_OTHERWISE}."
-    )
-
-
-def _disabled(name: HubName) -> str:
-    return f"The hub has disabled access to {name}. {_sentence(_OTHERWISE)}."
-
-
-def _no_revision(name: HubName) -> str:
-    there = ""
-    with suppress(Exception):  # the list is optional
+def _revisions(name: HubName) -> str:
+    """What the repository has instead, if the hub tells."""
+    with suppress(Exception):
         refs = _api().list_repo_refs(name.repository)
         names = [ref.name for ref in (*refs.branches, *refs.tags)]
-        there = f" It has {', '.join(names[:8])}{' and more' if len(names) > 8 else ''}."
-    return (
-        f"{name.repository} is on the hub, but has no branch, tag or commit {name.revision!r}."
-        f"{there} A commit is given in full."
-    )
-
-
-def _missing(name: HubName) -> str:
-    return (
-        f"There is no model {name.repository} on the hub ({_endpoint()}), or it is private. Check "
-        "the spelling; for a private model log in with `hf auth login` or set HF_TOKEN. Or "
-        f"{_OTHERWISE}."
-    )
-
-
-def _misnamed(name: HubName) -> str:
-    return (
-        f"{str(name)!r} cannot be the name of a model on the hub: that is OWNER/NAME in letters, "
-        f"digits, '-', '_' and '.', such as openai/clip-vit-base-patch32. Or {_OTHERWISE}."
-    )
+        return f" It has {', '.join(names[:8])}{' and more' if len(names) > 8 else ''}."
+    return ""
 
 
 def _unreachable(name: HubName, error: Exception) -> str:
@@ -289,7 +278,3 @@ def _endpoint() -> str:
     from huggingface_hub import constants
 
     return str(constants.ENDPOINT)
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
