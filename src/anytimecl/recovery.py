@@ -207,9 +207,9 @@ class Recovery(Review):
             self.memory.admit_loss(saved.event)
             try:
                 trainer.restore(saved, taken)
+            except AnytimeError:
+                raise
             except (LookupError, TypeError, ValueError, AttributeError) as error:
-                if isinstance(error, AnytimeError):
-                    raise
                 raise CheckpointError(
                     f"The checkpoint is damaged: its parts do not fit together ({error!r}). Delete "
                     "it: learning is repeated from the memory."

@@ -99,6 +99,20 @@ def test_a_file_system_without_locks_is_no_other_owner(
         open_memory(tmp_path, create={})
 
 
+def test_a_full_disk_has_room_for_an_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nothing could be forgotten to make room, and the lock stayed held."""
+    filled(tmp_path, 3)
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lock.os, "write", full)
+        open_memory(tmp_path).close()
+    with open_memory(tmp_path) as memory:
+        assert len(memory) == 3
+
+
 @pytest.mark.parametrize("content", [b"\xff" * 12, b"", b"short", b"\x07" * 13])
 def test_a_mark_that_is_damaged_says_nothing(content: bytes, tmp_path: Path) -> None:
     filled(tmp_path, 3)
