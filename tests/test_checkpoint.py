@@ -64,6 +64,26 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert names(folder.parent) == {"checkpoint"}
 
 
+def test_a_link_to_a_folder_elsewhere_is_followed(tmp_path: Path) -> None:
+    """Else the second one could not be saved, and the first would outlive what is forgotten."""
+    there, link = tmp_path / "disk" / "there", tmp_path / "checkpoint"
+    there.parent.mkdir()
+    link.symlink_to(there, target_is_directory=True)
+    for event in (1, 2, 3):
+        save(checkpoint(event), link)
+        assert_is(load(link), event)
+        assert_is(checkpoints.load_beside_owner(link), event)
+    assert link.is_symlink()
+    assert names(there.parent) == {"there"}
+
+
+def test_one_without_numbers_is_refused(tmp_path: Path) -> None:
+    broken = {"weights.a": torch.tensor([1.0, torch.nan])}
+    save(dataclasses.replace(checkpoint(1), tensors=broken), tmp_path / "c")
+    with pytest.raises(CheckpointError, match=r"NaN.*Delete it"):
+        load(tmp_path / "c")
+
+
 def test_tensors_that_are_views_are_saved(tmp_path: Path) -> None:
     whole = torch.arange(12.0).view(3, 4)
     save(dataclasses.replace(checkpoint(1), tensors={"a": whole.T}), tmp_path / "c")

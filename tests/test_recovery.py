@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,27 @@ def test_names_that_come_again_do_not_bar_a_forgetting(tmp_path: Path) -> None:
     with opened(tmp_path) as classifier:
         assert differing(before, knowledge(classifier)) == []
         assert "hound" not in classifier.labels
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"sampler": 7}, {"labels": None}, {"estimates": {}}, {"evidence": [[1, "cat"]]}],
+)
+def test_a_checkpoint_whose_parts_do_not_fit_is_refused(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    with opened(tmp_path) as classifier:
+        classifier.learn_many(lessons(6))
+        before = knowledge(classifier)
+    place = tmp_path / "checkpoint"
+    saved = checkpoints.load(place)
+    assert saved is not None
+    checkpoints.save(dataclasses.replace(saved, state=saved.state | change), place)
+    with pytest.raises(CheckpointError, match=r"do not fit together.*Delete it"):
+        opened(tmp_path)
+    shutil.rmtree(place)
+    with opened(tmp_path) as classifier:
+        assert differing(before, knowledge(classifier)) == []
 
 
 @pytest.mark.parametrize(

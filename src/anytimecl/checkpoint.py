@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 import zlib
@@ -37,6 +38,7 @@ class Checkpoint:
 
 def save(checkpoint: Checkpoint, folder: Path) -> None:
     """Write a checkpoint as `folder`, atomically replacing an older one."""
+    folder = _followed(folder)
     draft = _draft(folder)
     try:
         shutil.rmtree(draft, ignore_errors=True)  # left by a crash
@@ -67,12 +69,17 @@ def save(checkpoint: Checkpoint, folder: Path) -> None:
 
 def load(folder: Path) -> Checkpoint | None:
     """Load the checkpoint, None if there is none; raises CheckpointError if it is damaged."""
-    _finish_swap(folder)
+    folder = _followed(folder)
+    try:
+        _finish_swap(folder)
+    except OSError as error:
+        raise CheckpointError(f"{_old(folder)} cannot be renamed to {folder}: {error}.") from error
     return _read(folder) if folder.exists() else None
 
 
 def load_beside_owner(folder: Path) -> Checkpoint | None:
     """Like `load`, for a read-only process, while the owner may be saving."""
+    folder = _followed(folder)
     for attempt in range(TRIES):
         place = folder if folder.exists() else _old(folder)
         if place.exists():
@@ -102,11 +109,14 @@ def _read(folder: Path) -> Checkpoint:
             raise CheckpointError(
                 f"{folder} is damaged. Delete it: learning is repeated from the memory."
             )
+        tensors = load_file(folder / WEIGHTS)
+        if any(bool(tensor.isnan().any()) for tensor in tensors.values()):
+            raise ValueError("it has numbers that are none: NaN")
         return Checkpoint(
-            event=manifest["event"],
+            event=int(manifest["event"]),
             fingerprint=manifest["fingerprint"],
             config=manifest["config"],
-            tensors=load_file(folder / WEIGHTS),
+            tensors=tensors,
             state=manifest["state"],
         )
     except CheckpointError:
@@ -134,6 +144,11 @@ def _swap(draft: Path, folder: Path) -> None:
 def _finish_swap(folder: Path) -> None:
     if not folder.exists() and _old(folder).exists():
         _old(folder).rename(folder)
+
+
+def _followed(folder: Path) -> Path:
+    """Where the folder is, if a link puts it elsewhere: drafts and renames are beside it."""
+    return Path(os.path.realpath(folder))
 
 
 def _draft(folder: Path) -> Path:

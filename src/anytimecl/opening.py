@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from anytimecl.backbone import Backbone, Spec, load_stored
 from anytimecl.backbone import load as load_backbone
+from anytimecl.backbone.hub_name import pinned
 from anytimecl.backbone.prior import Prior
-from anytimecl.backbone.repository import pinned
 from anytimecl.backbone.spec import differences
 from anytimecl.backbone.text import check_templates
 from anytimecl.blend import BLENDS
 from anytimecl.codec import ImageBytes, default_codec, make_codec
-from anytimecl.errors import PartError, StoreError
+from anytimecl.errors import ModelError, PartError, StoreError
 from anytimecl.files import replacing, shown
 from anytimecl.memory import STORES, Store
 from anytimecl.memory.opening import stored_meta
@@ -83,7 +85,13 @@ def store_of(store: Choice[Store] | None, folder: Path | None, options: Mapping[
     if store is None:
         file = None if folder is None else folder / STORE
         default = "ram" if folder is None else "sqlite"
-        store = json.loads(file.read_text("utf-8")) if file and file.exists() else default
+        try:
+            store = json.loads(file.read_text("utf-8")) if file and file.exists() else default
+        except (OSError, ValueError) as error:
+            raise StoreError(
+                f"{file} is damaged, which says what store the memory is in: restore it from a "
+                f"backup, or name the store. ({error})"
+            ) from error
     read = STORES.read(store)
     named = Named(read.name, {**read.options, **options}, read.given)
     try:
@@ -163,8 +171,19 @@ def with_own_prior(backbone: Backbone, folder: Path, *, read_only: bool) -> Back
     if not file.exists():
         if read_only or backbone.prior is None:
             return backbone
-        backbone.prior.save(file)
-    return dataclasses.replace(backbone, prior=Prior.load(file))
+        try:
+            backbone.prior.save(file)
+        except (OSError, SafetensorError) as error:
+            raise StoreError(
+                f"{file} cannot be written: {error}. Make room and try again."
+            ) from error
+    prior = Prior.load(file)
+    if len(prior.mean) != backbone.spec.dim:
+        raise ModelError(
+            f"{file} is the prior of another model, of {len(prior.mean)} dimensions instead of "
+            f"{backbone.spec.dim}: restore it from a backup."
+        )
+    return dataclasses.replace(backbone, prior=prior)
 
 
 def way_out(codec: str, folder: str) -> str:

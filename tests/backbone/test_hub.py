@@ -313,6 +313,11 @@ def test_tail_blocks_out_of_range_are_refused(folders: dict[str, Path], count: A
         ("clip", {"vision_config__num_hidden_layers": 4}, r"Missing: layers\.3\."),
         ("clip", {"vision_config__image_size": 64}, "64 by 64"),
         ("clip", {"vision_config__hidden_size": 48}, "shape"),
+        ("clip", {"vision_config__num_attention_heads": 0}, "do not fit together"),
+        ("clip", {"vision_config__num_attention_heads": -4}, "num_attention_heads is -4"),
+        ("clip", {"vision_config__num_hidden_layers": 10**9}, r"Missing: layers\."),
+        ("clip", {"quantization_config": "x"}, "do not fit together"),
+        ("clip", {"model_type": ["clip"]}, "do not fit together"),
         ("clip", {"vision_config__intermediate_size": "x"}, "config.json"),
         ("siglip", {"vision_config__vision_use_head": False}, "vision_use_head"),
         ("dinov2", {"qkv_bias": False}, "qkv_bias"),
@@ -328,6 +333,49 @@ def test_unusual_models_are_refused(
     folder = copy(folders, name, tmp_path)
     tiny.edit(folder / "config.json", **changes)
     with pytest.raises(ModelError, match=says):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("preprocessor_config.json", {"resample": [3]}),
+        ("processor_config.json", {"image_processor": "x"}),
+        ("model.safetensors.index.json", {"weight_map": ["model.safetensors"]}),
+        ("model.safetensors.index.json", {"weight_map": {"a": 1}}),
+        ("tokenizer_config.json", []),
+    ],
+)
+def test_files_of_another_shape_are_refused(
+    folders: dict[str, Path], tmp_path: Path, file: str, content: Any
+) -> None:
+    folder = copy(folders, "clip", tmp_path)
+    if file == "processor_config.json":
+        (folder / "preprocessor_config.json").unlink()
+    (folder / file).write_text(json.dumps(content))
+    with pytest.raises(ModelError, match="do not fit together"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("patch_embedding.weight", lambda value: value[..., :4]),
+        ("patch_embedding.weight", lambda value: value[..., :0, :0]),
+        ("logit_scale", lambda value: torch.zeros(3)),
+        ("logit_scale", lambda value: torch.tensor(1e30)),
+    ],
+)
+def test_weights_of_another_shape_are_refused(
+    folders: dict[str, Path], tmp_path: Path, name: str, change: Callable[[Any], torch.Tensor]
+) -> None:
+    folder = copy(folders, "clip", tmp_path)
+    file = folder / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    for key in [key for key in weights if key.endswith(name)]:
+        weights[key] = change(weights[key]).contiguous()
+    safetensors.torch.save_file(weights, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"do not fit together|has the shape"):
         load(folder)
 
 

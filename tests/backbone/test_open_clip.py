@@ -16,8 +16,9 @@ from torch import Tensor
 
 from anytimecl import tail
 from anytimecl.backbone import Backbone, load
+from anytimecl.backbone.hub_name import HubName
 from anytimecl.backbone.open_clip import hub_config
-from anytimecl.backbone.repository import HubName, fetch
+from anytimecl.backbone.repository import fetch
 from anytimecl.errors import ModelError
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")

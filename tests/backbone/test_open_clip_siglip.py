@@ -15,8 +15,8 @@ from tests.backbone.compare import kept
 
 from anytimecl import AnytimeClassifier
 from anytimecl.backbone import load
+from anytimecl.backbone.hub_text import HubText
 from anytimecl.backbone.open_clip_siglip import PROBE, is_one
-from anytimecl.backbone.text import HubText
 from anytimecl.errors import ModelError
 
 

@@ -16,9 +16,10 @@ from tests.backbone import stand_in, tiny
 from tests.backbone.stand_in import Hub
 
 from anytimecl import AnytimeClassifier
-from anytimecl.backbone import load, load_stored, repository
+from anytimecl.backbone import hub_name, load, load_stored, repository
 from anytimecl.backbone.export import export_trunk
-from anytimecl.backbone.repository import HubName, fetch, parse
+from anytimecl.backbone.hub_name import HubName, parse
+from anytimecl.backbone.repository import fetch
 from anytimecl.errors import ModelError, StoreError
 
 CLIP = json.dumps({"model_type": "clip"}).encode()
@@ -232,7 +233,7 @@ def test_a_trunk_of_before_is_taken_at_the_commit_of_its_memory(
     made.commit(stand_in.files_of(tiny.clip(tmp_path / "a")), "main")
     trunk = tmp_path / "trunk.onnx"
     with monkeypatch.context() as then:
-        then.setattr(repository, "pinned", lambda name, commit: name)
+        then.setattr(hub_name, "pinned", lambda name, commit: name)
         export_trunk(load("someone/tiny"), trunk, "int8")
     found = load(trunk)
     stored = {"spec": json.dumps(found.spec.to_dict()), "fingerprint": found.spec.fingerprint}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from tests.codec.tiny_tail import (
 )
 from torch import Tensor
 
-from anytimecl.codec import PcaImage, PcaImageConfig
+from anytimecl.codec import PcaImage, PcaImageConfig, make_codec
+from anytimecl.errors import PartError
 
 PLAIN, WEIGHTED, INT8 = (
     codec(name) for name in ("pca-image", "pca-image-cls", "pca-image-cls-int8")
@@ -146,3 +148,11 @@ def test_sizes_are_the_papers() -> None:
     assert (4 * (768 + 5 * 768 + 5 * 50), 6 * (768 + 8) + 50 * 13) == (19432, 5306)
     with pytest.raises(ValueError, match="cls_weight"):
         PcaImage(spec(), params(), PcaImageConfig(int8=True))
+
+
+@pytest.mark.parametrize("components", [-1, 0, 2.5, True, "5"])
+def test_no_memory_is_made_that_could_not_be_read(components: Any) -> None:
+    """Records of -1 components were stored, and never decoded."""
+    choice = {"name": "pca-image", "options": {"components": components}}
+    with pytest.raises(PartError, match="Components are a whole number from 1"):
+        make_codec(choice, spec(), params())

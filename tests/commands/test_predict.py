@@ -15,7 +15,8 @@ from PIL import Image
 from tests.commands.conftest import Run, zipped
 
 from anytimecl import AnytimeClassifier, backbone
-from anytimecl.backbone.text import HubText, LabelCache
+from anytimecl.backbone.hub_text import HubText
+from anytimecl.backbone.text import LabelCache
 from anytimecl.commands import _common, predict
 from anytimecl.images import ImageRef
 

@@ -8,7 +8,7 @@ import pytest
 from tests.memory.checks import assert_sound
 
 from anytimecl.errors import StoreError
-from anytimecl.memory import RamMemory, Store, StoreWarning, acts, open_memory
+from anytimecl.memory import RamMemory, Store, StoreWarning, acts, censoring, open_memory
 
 
 def undo(memory: Store, steps: int = 1) -> None:
@@ -45,7 +45,7 @@ def test_what_was_taken_back_leaves_no_label_in_the_journal(tmp_path: Path) -> N
         with memory.writing():
             acts.move(memory, [example], "quokka", keys=["another one"])
         undo(memory, 2)
-        acts.purge(memory, memory.last)
+        censoring.purge(memory, memory.last)
         memory.truncate_log()
         assert_nowhere(tmp_path, b"wombat", b"quokka", b"an upload", b"another one")
         undo(memory)  # the correction of the other one is as it was
@@ -64,10 +64,10 @@ def test_a_name_that_was_taken_back_leaves_no_trace(tmp_path: Path) -> None:
             acts.rename(memory, "cat", "tom")  # this one stays
         before = memory.history().labels_of(ids, ["tom"])
         assert before >= {"Quentin", "Xaver", "cat", "tom"}
-        acts.purge(memory, ids[-1])  # a checkpoint from before all that needs it yet
+        censoring.purge(memory, ids[-1])  # a checkpoint from before all that needs it yet
         assert memory.history().labels_of(ids, ["tom"]) == before
     with open_memory(tmp_path) as memory:
-        acts.purge(memory, memory.last)
+        censoring.purge(memory, memory.last)
         memory.truncate_log()
         assert_nowhere(tmp_path, b"Quentin", b"Xaver")
         assert memory.labels() == {"tom": 2}
@@ -86,7 +86,7 @@ def test_a_name_that_was_taken_back_and_is_a_label_stays() -> None:
         with memory.writing():
             acts.move(memory, ids[:1], "dog")
         undo(memory)
-        acts.purge(memory, memory.last)
+        censoring.purge(memory, memory.last)
         assert memory.history().labels_of(ids[:1]) == {"cat", "dog"}
 
 

@@ -6,15 +6,34 @@ import random
 import shutil
 import sqlite3
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.memory.checks import PAGE, assert_sound, filled, flip, overwrite, page_of, record
+from tests.memory.checks import (
+    PAGE,
+    assert_sound,
+    filled,
+    flip,
+    on_disk,
+    overwrite,
+    page_of,
+    record,
+)
 
 from anytimecl.errors import StoreError
-from anytimecl.memory import Row, StoreWarning, backup, open_memory, rescue, verify
+from anytimecl.memory import (
+    Row,
+    Store,
+    StoreWarning,
+    backup,
+    compact,
+    open_memory,
+    rescue,
+    verify,
+)
 from anytimecl.memory.database import FILE
 
 
@@ -272,3 +291,132 @@ def test_a_backup_replaces_a_damaged_memory(tmp_path: Path) -> None:
     with open_memory(tmp_path / "used") as memory:
         assert memory.read(range(1, 21)) == records
         assert_sound(memory)
+
+
+def spoiled(folder: Path, change: str) -> list[bytes]:
+    """A closed memory of 20 examples with two holes, and one statement of damage."""
+    records = filled(folder, 20, size=3000)
+    with open_memory(folder) as memory:
+        memory.forget([3, 6])
+    db = sqlite3.connect(folder / FILE)
+    db.execute(change)
+    db.commit()
+    db.close()
+    return records
+
+
+def assert_others_whole(memory: Store, records: list[bytes], *gone: int) -> None:
+    """Everything that was not damaged or forgotten itself is still what was stored."""
+    whole = [n for n in range(1, 21) if n not in (3, 6, *gone)]
+    assert memory.read(whole) == [records[n - 1] for n in whole]
+
+
+PLACES = [
+    "size = size + 4096", "size = 1 << 27", "size = 1 << 60", "size = -size", "size = 'x'",
+    "start = start + 4096", "start = -5000", "start = 1 << 60", "start = 'x'",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", PLACES)
+def test_forgetting_what_lies_in_a_damaged_place_takes_nothing_else(
+    change: str, tmp_path: Path
+) -> None:
+    records = spoiled(tmp_path, f"UPDATE example SET {change} WHERE id = 7")
+    with open_memory(tmp_path) as memory:
+        assert verify(memory).damaged == (7,)
+        with pytest.warns(StoreWarning, match="Example 7 is deleted, but it was damaged"):
+            assert memory.forget([7]) == 1
+        assert_others_whole(memory, records, 7)
+        memory.append("new", record(99, 9000))
+        assert_others_whole(memory, records, 7)
+
+
+def test_bytes_that_were_damaged_are_overwritten_when_they_are_forgotten(tmp_path: Path) -> None:
+    records = spoiled(tmp_path, "UPDATE example SET crc = crc + 1 WHERE id = 7")
+    with open_memory(tmp_path) as memory:
+        assert memory.forget([7]) == 1
+        assert_others_whole(memory, records, 7)
+        assert_sound(memory)
+    assert b"<00000007:" not in on_disk(tmp_path)
+
+
+@pytest.mark.parametrize("change", PLACES)
+def test_compaction_with_a_damaged_place_takes_nothing_else(change: str, tmp_path: Path) -> None:
+    records = spoiled(tmp_path, f"UPDATE example SET {change} WHERE id = 7")
+    with open_memory(tmp_path) as memory:
+        with suppress(StoreError):  # names it, where it stands in the way
+            compact(memory)
+        assert_others_whole(memory, records, 7)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["start = start - 2048", "size = size + 8192", "size = 1 << 60", "size = -5", "size = 'x'"],
+)
+def test_no_record_is_put_where_another_is(change: str, tmp_path: Path) -> None:
+    """Holes have no checksum: damage may say that there is room where there is none."""
+    first = "(SELECT min(start) FROM hole)"
+    records = spoiled(tmp_path, f"UPDATE hole SET {change} WHERE start = {first}")
+    with open_memory(tmp_path) as memory:
+        assert not verify(memory).ok
+        added = memory.append_many(("new", record(n, 2900)) for n in range(90, 99))
+        assert memory.read(added) == [record(n, 2900) for n in range(90, 99)]
+        assert_others_whole(memory, records)
+        compact(memory)
+        assert_others_whole(memory, records)
+
+
+@pytest.mark.parametrize("which", ["min", "max"])
+def test_an_extent_of_another_size_takes_only_what_was_in_it(which: str, tmp_path: Path) -> None:
+    extent = f"(SELECT {which}(id) FROM extent)"
+    records = spoiled(tmp_path, f"UPDATE extent SET data = x'00' WHERE id = {extent}")
+    with open_memory(tmp_path) as memory:
+        damaged = verify(memory).damaged
+        assert damaged
+        new = memory.append("new", record(99, 4400))
+        memory.forget(damaged)
+        assert memory.read([new]) == [record(99, 4400)]
+        assert_others_whole(memory, records, *damaged)
+
+
+def test_an_extent_far_away_is_no_endless_check(tmp_path: Path) -> None:
+    spoiled(tmp_path, "INSERT INTO extent VALUES (1 << 40, zeroblob(10))")
+    with open_memory(tmp_path) as memory:
+        assert verify(memory).damaged == ()
+
+
+@pytest.mark.parametrize("change", ["key = x'ff'", "time = 'x'", "label = 'x'"])
+def test_values_of_another_type_are_found(change: str, tmp_path: Path) -> None:
+    records = spoiled(tmp_path, f"UPDATE example SET {change} WHERE id = 7")
+    with open_memory(tmp_path) as memory:
+        assert 7 in verify(memory).damaged
+        assert rescue(memory, tmp_path / "new").left_out == (7,)
+        assert_others_whole(memory, records, 7)
+
+
+def test_a_damaged_count_takes_no_label_from_its_examples(tmp_path: Path) -> None:
+    spoiled(tmp_path, "UPDATE label SET examples = 1")
+    with open_memory(tmp_path) as memory:
+        memory.forget([7])
+        assert memory.label(12) == "label 2"
+
+
+def test_a_damaged_count_evicts_nothing(tmp_path: Path) -> None:
+    records = spoiled(tmp_path, "UPDATE label SET examples = 1000000 WHERE id = 1")
+    with open_memory(tmp_path, cap=30) as memory:
+        with pytest.raises(StoreError, match="counts more examples than it has"):
+            memory.append("new", b"new")
+        assert_others_whole(memory, records)
+
+
+def test_a_damaged_hole_does_not_shorten_the_stream(tmp_path: Path) -> None:
+    """Merged with the last range, it would let new records begin where others are."""
+    last = "(SELECT start FROM example WHERE id = 20)"
+    records = spoiled(
+        tmp_path,
+        f"UPDATE hole SET size = {last} - start WHERE start = (SELECT max(start) FROM hole)",
+    )
+    with open_memory(tmp_path) as memory:
+        memory.forget([20])
+        memory.append_many(("new", record(n, 2900)) for n in range(90, 99))
+        assert_others_whole(memory, records, 20)

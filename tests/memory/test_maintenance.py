@@ -124,6 +124,18 @@ def test_a_copy_never_replaces_a_memory(tmp_path: Path, copy: object) -> None:
     assert (tmp_path / "two" / FILE).read_bytes() == before
 
 
+@pytest.mark.parametrize("copy", [backup, rescue])
+def test_a_copy_that_cannot_be_written_says_so(tmp_path: Path, copy: object) -> None:
+    assert callable(copy)
+    filled(tmp_path / "one", 3)
+    (tmp_path / "file").touch()
+    with (
+        open_memory(tmp_path / "one") as memory,
+        pytest.raises(StoreError, match=r"written: .*Not a directory"),
+    ):
+        copy(memory, tmp_path / "file" / "two")
+
+
 def test_a_rescue_keeps_everything_of_a_sound_memory(tmp_path: Path) -> None:
     with open_memory(tmp_path / "old", create={"a": "b"}) as memory:
         for n in range(1, 8):

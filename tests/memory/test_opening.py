@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -17,7 +18,7 @@ from tests.memory.checks import assert_sound, filled
 
 from anytimecl import files
 from anytimecl.errors import StoreError
-from anytimecl.memory import Row, StoreWarning, backup, open_memory, schema
+from anytimecl.memory import Row, StoreWarning, backup, lock, open_memory, schema
 from anytimecl.memory.checks import text_checksum
 from anytimecl.memory.database import FILE
 from anytimecl.memory.records import checksum
@@ -74,6 +75,52 @@ def test_a_second_owner_is_told_who_the_first_is(tmp_path: Path) -> None:
             assert_sound(memory)
     with open_memory(tmp_path) as memory:
         memory.append("dog", b"two")
+
+
+@pytest.mark.parametrize("name", ["memory.lock", "memory.mark"])
+def test_a_folder_that_cannot_be_written_says_so(name: str, tmp_path: Path) -> None:
+    filled(tmp_path, 3)
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    with pytest.raises(StoreError, match=rf"for writing: .*{name}: Is a directory.*read_only=True"):
+        open_memory(tmp_path)
+    with open_memory(tmp_path, read_only=True) as memory:
+        assert len(memory) == 3
+
+
+def test_a_file_system_without_locks_is_no_other_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(file: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock, "_lock", unsupported)
+    with pytest.raises(StoreError, match="its lock: No locks available"):
+        open_memory(tmp_path, create={})
+
+
+def test_a_full_disk_has_room_for_an_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nothing could be forgotten to make room, and the lock stayed held."""
+    filled(tmp_path, 3)
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lock.os, "write", full)
+        open_memory(tmp_path).close()
+    with open_memory(tmp_path) as memory:
+        assert len(memory) == 3
+
+
+@pytest.mark.parametrize("content", [b"\xff" * 12, b"", b"short", b"\x07" * 13])
+def test_a_mark_that_is_damaged_says_nothing(content: bytes, tmp_path: Path) -> None:
+    filled(tmp_path, 3)
+    (tmp_path / "memory.mark").write_bytes(content)
+    with open_memory(tmp_path, read_only=True) as memory:
+        assert len(memory) == 3
+    with open_memory(tmp_path) as memory:
+        assert_sound(memory)
 
 
 def test_the_same_process_may_not_own_it_twice_either(tmp_path: Path) -> None:

@@ -254,6 +254,15 @@ def test_a_damaged_export_is_refused(tmp_path: Path) -> None:
             table.set_column(7, "record", pa.array([b"other"] * len(table), pa.binary())), tmp_path
         ),
         "21 examples instead of 22": _written(table.slice(1), tmp_path),
+        "example -1 has no number": _written(
+            table.set_column(0, "id", pa.array([-1] * len(table))), tmp_path
+        ),
+        "example 1 has no number, label": _written(
+            table.set_column(1, "label", pa.array([None] * len(table), pa.string())), tmp_path
+        ),
+        "Unsupported cast": _written(
+            table.set_column(2, "candidates", pa.array([1] * len(table))), tmp_path
+        ),
     }
     for told, data in broken.items():
         shard.write_bytes(data)
@@ -266,6 +275,9 @@ def test_a_damaged_export_is_refused(tmp_path: Path) -> None:
     about = json.loads((out / "memory.json").read_text())
     (out / "memory.json").write_text(json.dumps(about | {"version": 9}))
     with pytest.raises(StoreError, match="version 9"):
+        read_export(out)
+    (out / "memory.json").write_text("[" * 100_000)
+    with pytest.raises(StoreError, match="no export of a memory"):
         read_export(out)
 
 

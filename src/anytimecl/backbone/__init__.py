@@ -11,21 +11,21 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from anytimecl.backbone import repository
+from anytimecl.backbone import hub_name
+from anytimecl.backbone.cards import ModelCard, card_of, list_models
 from anytimecl.backbone.codes import SCALE, CodeText
 from anytimecl.backbone.preprocess import pixels as preprocess_pixels
 from anytimecl.backbone.prior import Prior, prior_file
 from anytimecl.backbone.spec import Preprocess, Spec, TailSpec
 from anytimecl.backbone.text import LabelCache, TextEncoder, cache_folder, embed_labels
 from anytimecl.backbone.trunk import OnnxTrunk, TorchTrunk
-from anytimecl.errors import ImageError, ModelError, PartError
+from anytimecl.errors import ImageError, ModelError, PartError, StoreError
 from anytimecl.registry import Choice, Named, Registry, check_options
 
 if TYPE_CHECKING:
@@ -180,36 +180,6 @@ def _several(images: Sequence[PIL.Image.Image]) -> int:
     return len(images)
 
 
-@dataclass(frozen=True)
-class ModelCard:
-    """A model known by name."""
-
-    name: str
-    loader: str  # a key of `_LOADERS`
-    source: str  # where the weights come from: a Hugging Face name, or "package"
-    family: str
-    about: str
-    templates: tuple[str, ...] | None = None  # None: the family's own
-    in_float: bool = False  # of the embedded model: its float trunk, also on a CPU
-    also: tuple[str, ...] = ()  # what others call it: OpenAI, open_clip, torch.hub
-
-
-def list_models() -> list[ModelCard]:
-    """Every model known by name; any other of the same families loads as well.
-
-    >>> "embedded" in [card.name for card in list_models()]
-    True
-    """
-    cards = []
-    folder = resources.files(__package__) / "models"
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if entry.name.endswith(".json"):
-            values: dict[str, Any] = json.loads(entry.read_text(encoding="utf-8"))
-            lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
-            cards.append(ModelCard(**{**values, **lists}))
-    return cards
-
-
 def load(
     name: Choice[Backbone] | Path = "embedded",
     *,
@@ -270,40 +240,6 @@ def _in_precision(backbone: Backbone, precision: Any) -> Backbone:
     return dataclasses.replace(backbone, trunk=trunk, options={"precision": precision})
 
 
-def card_of(name: str | Path) -> ModelCard:
-    """The card of any model that `load` takes; one is made up for those not known by name."""
-    known = {card.name: card for card in list_models()}
-    called = known | {other: card for card in known.values() for other in card.also}
-    if isinstance(name, str) and name in called:
-        return called[name]
-    path = Path(name).expanduser()
-    if path.is_dir():
-        folder = str(path.resolve())
-        return ModelCard(folder, "hub", folder, family="", about="a folder")
-    if path.suffix == ".onnx" and path.is_file():
-        file = str(path.resolve())
-        return ModelCard(file, "trunk", file, family="", about="an exported trunk")
-    if path.is_file():
-        raise ModelError(
-            f"{name} is a file. Give the folder that it lies in, with its config.json."
-        )
-    if isinstance(name, Path) or name.startswith((".", "~", "/")) or "\\" in name:
-        raise ModelError(f"There is no model folder {str(name)!r}.")
-    asked = repository.parse(name)
-    if asked is None:
-        names = ", ".join(sorted(known))
-        raise ModelError(
-            f"There is no model {name!r}. Known by name: {names}. Else give a Hugging Face name "
-            'such as "openai/clip-vit-base-patch32", or a folder that holds such a model. One of '
-            "your own is known once the module that registers it is imported."
-        )
-    source = str(asked)
-    for card in known.values():
-        if card.loader == "hub" and card.source == asked.repository:
-            return dataclasses.replace(card, source=source)
-    return ModelCard(source, "hub", source, family="", about="a model on the Hugging Face hub")
-
-
 def load_stored(
     stored: Mapping[str, str],
     model: Choice[Backbone] | Path | None = None,
@@ -316,13 +252,19 @@ def load_stored(
     the commit that was used, whatever its branch has now. Another `model`, if given, gets the same
     number of tail blocks.
     """
-    spec = json.loads(stored["spec"])
-    name, commit, blocks = str(spec["name"]), spec.get("revision", ""), spec["tail"]["blocks"]
+    try:
+        spec = json.loads(stored["spec"])
+        name, commit, blocks = str(spec["name"]), spec.get("revision", ""), spec["tail"]["blocks"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(
+            "This memory was not made by a classifier: it does not say with which model. Open it "
+            "with anytimecl.memory.open_memory."
+        ) from error
     if model is not None and not (commit and _source_of(model) == name):
         # 0 blocks, a pooling head alone, is SigLIP's default and impossible for others.
         found = load(model, tail_blocks=blocks or None, device=device)
         return found.known_as(stored["fingerprint"])
-    pinned = repository.pinned(name, commit)
+    pinned = hub_name.pinned(name, commit)
     try:
         if commit and Path(name).suffix == ".onnx":
             found = _trunk(Path(name), blocks, device, commit)
@@ -388,7 +330,7 @@ def _trunk(file: Path, tail_blocks: int | None, device: str, commit: str = "") -
         raise ModelError(
             f"{file} was not exported by anytimecl, so nothing says what model it is the trunk of."
         )
-    name = repository.pinned(told["anytimecl.model"], commit)
+    name = hub_name.pinned(told["anytimecl.model"], commit)
     found = load(name, tail_blocks=tail_blocks, device=device)
     blocks = found.spec.tail.last + 1 - int(told["anytimecl.first"])
     if blocks != found.spec.tail.blocks:

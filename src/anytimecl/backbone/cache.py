@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from anytimecl.backbone import card_of, embedded, repository, wheel
+from anytimecl.backbone import card_of, embedded, hub_name, wheel
 from anytimecl.backbone.embedded import assemble
 from anytimecl.backbone.text import cache_folder
 from anytimecl.errors import ModelError
@@ -96,7 +96,7 @@ def _remove_from_hub(source: str) -> int:
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
-    asked = repository.parse(source)
+    asked = hub_name.parse(source)
     assert asked is not None
     try:
         cached = scan_cache_dir(constants.HF_HUB_CACHE)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from anytimecl.backbone.embedded import fetch
-from anytimecl.backbone.embedded.assemble import share
+from anytimecl.backbone.embedded.fetch import sha256_of
 from anytimecl.backbone.layout import WEIGHTS, damaged
+from anytimecl.backbone.making import made_once
 from anytimecl.backbone.text import cache_folder
 
 
-def made_once(
+def conversion_of(
     kind: str,
     source: Path,
     files: Sequence[str],  # of the original model
@@ -31,36 +32,18 @@ def made_once(
 
     `kind` identifies the layout and the version of its converter; each has its own folder.
     """
-    marks = [fetch.sha256_of(source / file) for file in files]
+    marks = [sha256_of(source / file) for file in files]
     mark = hashlib.sha256(" ".join([kind, *files, *marks]).encode()).hexdigest()[:16]
     made = cache_folder() / "models" / f"{kind}-{mark}"
-    if (made / WEIGHTS).is_file():  # first, since the cache may be read-only
-        return made
-    with fetch.locked(made.parent / f"{made.name}.lock"):
-        if (made / WEIGHTS).is_file():
-            return made
-        with fetch.fresh_folder(made.parent / f"{made.name}.partial") as partial:
-            _fill(partial, source, copied, described(), weights())
-            shutil.rmtree(made, ignore_errors=True)
-            os.replace(partial, made)
-    return made
 
+    def make(folder: Path) -> None:
+        for file in copied:
+            shutil.copyfile(source / file, folder / file)
+        for file, values in described().items():  # may replace a copied file
+            (folder / file).write_text(json.dumps(values, indent=2), encoding="utf-8")
+        save_file(dict(weights()), folder / WEIGHTS, {"format": "pt"})
 
-def _fill(
-    folder: Path,
-    source: Path,
-    copied: Sequence[str],
-    described: Mapping[str, Mapping[str, Any]],
-    weights: Mapping[str, Tensor],
-) -> None:
-    from safetensors.torch import save_file
-
-    for file in copied:
-        shutil.copyfile(source / file, folder / file)
-    for file, values in described.items():  # may replace a copied file
-        (folder / file).write_text(json.dumps(values, indent=2), encoding="utf-8")
-    save_file(dict(weights), folder / WEIGHTS, {"format": "pt"})
-    share(folder)
+    return made_once(made, (made / WEIGHTS).is_file, make)
 
 
 def renamed(weights: Mapping[str, Tensor], rename: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
@@ -81,9 +64,6 @@ def renamed(weights: Mapping[str, Tensor], rename: Sequence[tuple[str, str]]) ->
 
 def read_weights(name: str, file: Path) -> dict[str, Tensor]:
     """Read the weights in a model's safetensors file."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:

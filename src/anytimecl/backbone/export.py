@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anytimecl.backbone import _pictures, repository
+from anytimecl.backbone import _pictures, hub_name
 from anytimecl.backbone._graph import trunk_graph
 from anytimecl.backbone.trunk import OnnxTrunk, TorchTrunk, block
 from anytimecl.errors import ModelError
@@ -63,7 +63,7 @@ def export_trunk(
     params = {name: value.detach().cpu() for name, value in trunk.params.items()}
     metadata = {
         "anytimecl.precision": precision,
-        "anytimecl.model": repository.pinned(spec.name, spec.revision),
+        "anytimecl.model": hub_name.pinned(spec.name, spec.revision),
         "anytimecl.weights": spec.weights,
         "anytimecl.first": str(spec.tail.first),
     }

@@ -69,7 +69,7 @@ def unreadable(name: str, files: Iterable[str], config: Mapping[str, Any] | None
         return foreign
     for ends, words in _FORMATS:
         if found := [file for file in files if file.endswith(ends)]:
-            return ModelError(words.format(name=name, found=_some(found)))
+            return ModelError(words.format(name=name, found=some(found)))
     if any(file.startswith("snapshots/") for file in files):
         return ModelError(
             f"{name} is a repository in the cache of huggingface_hub, not a model folder. Name the "
@@ -243,5 +243,6 @@ _FORMATS: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """The first of them, and the number of the rest."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from anytimecl.backbone import layout
 from anytimecl.backbone import open_clip_siglip as siglip
-from anytimecl.backbone.conversion import made_once, read_weights, renamed
+from anytimecl.backbone.conversion import conversion_of, read_weights, renamed
 from anytimecl.backbone.layout import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, WEIGHTS
 from anytimecl.backbone.repository import TOKENIZER_FILES
 from anytimecl.errors import ModelError
@@ -109,7 +109,7 @@ def converted(name: str, folder: Path) -> Path:
             raise ModelError(f"{OPEN_CLIP_CONFIG} of {name} cannot be used: {error!r}.") from error
 
     files = [OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, *tokenizer]
-    return made_once(_KIND, folder, files, tokenizer, described, weights)
+    return conversion_of(_KIND, folder, files, tokenizer, described, weights)
 
 
 def hub_config(name: str, model: Mapping[str, Any]) -> dict[str, Any]:

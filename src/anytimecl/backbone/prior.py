@@ -55,17 +55,21 @@ class Prior:
         """Load what `save` wrote."""
         try:
             tensors = load_file(file)
+            if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+                raise ValueError("it has numbers that are not finite")
             mean = tensors["mean"].double()
-            upper = torch.triu_indices(len(mean), len(mean))
+            (dim,) = mean.shape
+            upper = torch.triu_indices(dim, dim)
 
             def square(name: str) -> Tensor:
-                matrix = torch.zeros(len(mean), len(mean), dtype=torch.float64)
+                matrix = torch.zeros(dim, dim, dtype=torch.float64)
                 matrix[upper[0], upper[1]] = tensors[name].double()
                 return (matrix + matrix.triu(1).T) * tensors[f"{name}.scale"].double()
 
             within, between, view = (square(name) for name in ("within", "between", "view"))
-            return cls(mean, within, between, view, tensors["near"].double())
-        except (OSError, KeyError, IndexError, RuntimeError, SafetensorError) as error:
+            near = tensors["near"].double().reshape(4)
+            return cls(mean, within, between, view, near)
+        except (OSError, LookupError, ValueError, RuntimeError, SafetensorError) as error:
             raise ModelError(f"{file} is not a whole prior ({error}): measure it again.") from error
 
 

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face hub: names, and downloads of exact revisions.
+"""Downloads of exact revisions of models on the Hugging Face hub.
 
 Branches move, so memories store the commit.
 """
@@ -6,16 +6,14 @@ Branches move, so memories store the commit.
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from anytimecl.backbone import layout
+from anytimecl.backbone.hub_name import HubName
 from anytimecl.backbone.layout import INDEX, OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, WEIGHTS
 from anytimecl.backbone.text import cache_folder
 from anytimecl.errors import ModelError
@@ -36,81 +34,6 @@ _FETCHED = [*_SMALL, WEIGHTS, "model-*-of-*.safetensors"]
 _MAIN = "main"
 _CONVERTER, _CONVERSION = "SFconvertbot", "Adding `safetensors` variant of this model"
 _OTHERWISE = 'give a folder that holds the model, or use "embedded", which needs no hub'
-
-
-# ------------------------------------------------------------------------------------- names
-
-
-@dataclass(frozen=True)
-class HubName:
-    """A repository, and a branch, tag or commit if given.
-
-    >>> str(HubName("someone/model", "v2"))
-    'someone/model@v2'
-    """
-
-    repository: str
-    revision: str | None = None
-
-    def __str__(self) -> str:
-        """The form that `parse` reads."""
-        return self.repository + (f"@{self.revision}" if self.revision else "")
-
-
-def parse(name: str) -> HubName | None:
-    """Parse a hub name or URL; None if it is neither.
-
-    >>> str(parse("https://huggingface.co/openai/clip-vit-base-patch32/tree/v1?x=y"))
-    'openai/clip-vit-base-patch32@v1'
-    >>> str(parse("hf-hub:someone/model@v2")), parse("embedded")
-    ('someone/model@v2', None)
-    """
-    text = name.strip()
-    if (address := _address(text)) is not None:
-        return address
-    text = re.sub(r"^(hf[-_]hub:|hf://(models/)?)", "", text).strip("/")
-    repository, at, revision = text.partition("@")
-    if repository.count("/") != 1 or (at and not revision):
-        return None
-    return HubName(repository, revision or None)
-
-
-def pinned(name: str, commit: str) -> str:
-    """A hub name with the commit, if known; other names unchanged.
-
-    >>> pinned("someone/model@main", "1a2b"), pinned("embedded", "2"), pinned("/a/b", "1a2b")
-    ('someone/model@1a2b', 'embedded', '/a/b')
-    """
-    asked = None if Path(name).is_absolute() else parse(name)
-    return name if asked is None or not commit else f"{asked.repository}@{commit}"
-
-
-def _address(text: str) -> HubName | None:
-    """From the URL of a page on the hub: of the model, or of a file or branch of it."""
-    hosts = {"huggingface.co", "www.huggingface.co", "hf.co"}
-    if (own := urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc) != "":
-        hosts.add(own)
-    parts = urlsplit(text if "://" in text else f"https://{text}")
-    if parts.netloc not in hosts or parts.scheme not in ("http", "https"):
-        if text.startswith(("http://", "https://")):
-            raise ModelError(
-                f"{text} is not the address of a model on the Hugging Face hub. Give the model's "
-                'name there, such as "openai/clip-vit-base-patch32", or download the model and '
-                "give its folder."
-            )
-        return None
-    steps = [unquote(step) for step in parts.path.split("/") if step]
-    if steps[:1] == ["models"]:
-        steps = steps[1:]
-    if len(steps) < 2 or steps[0] in ("datasets", "spaces", "collections", "papers"):
-        raise ModelError(f"{text} is not the address of a model: that ends in OWNER/NAME.")
-    repository, _, revision = "/".join(steps[:2]).partition("@")
-    if len(steps) > 3 and steps[2] in ("tree", "blob", "resolve", "raw", "commit"):
-        revision = steps[3]
-    return HubName(repository, revision or None)
-
-
-# ---------------------------------------------------------------------------------- fetching
 
 
 def fetch(name: HubName) -> Path:
@@ -256,64 +179,53 @@ def _told(name: HubName, folder: Path | None = None) -> Iterator[None]:
         raise
     # OSError: not found, no network, no permission. ValueError: an invalid name.
     except (OSError, ValueError, http) as error:
-        for kind, words in _kinds():
-            if isinstance(error, kind):
-                raise ModelError(words(name)) from error
+        if (told := _of_hub(name, error)) is not None:
+            raise ModelError(told) from error
         folder = _partial(name, error) or folder
         if folder is not None:
             raise ModelError(_half(name, folder, error)) from error
         raise ModelError(_unreachable(name, error)) from error
 
 
-def _kinds() -> list[tuple[type[Exception], Callable[[HubName], str]]]:
+def _of_hub(name: HubName, error: Exception) -> str | None:
+    """The message for an answer of the hub; None for other errors."""
     from huggingface_hub import errors
 
-    return [  # the first that matches
-        (errors.GatedRepoError, _gated),
-        (errors.DisabledRepoError, _disabled),
-        (errors.RevisionNotFoundError, _no_revision),
-        (errors.RepositoryNotFoundError, _missing),
-        (errors.HFValidationError, _misnamed),
-    ]
+    if isinstance(error, errors.GatedRepoError):
+        return (
+            f"{name} is gated: its owner asks for consent. Accept the conditions on "
+            f"{_endpoint()}/{name.repository} with your account, log in here with `hf auth login` "
+            f"or set HF_TOKEN, and try again. Or {_OTHERWISE}."
+        )
+    if isinstance(error, errors.DisabledRepoError):
+        return f"The hub has disabled access to {name}: {_OTHERWISE}."
+    if isinstance(error, errors.RevisionNotFoundError):
+        return (
+            f"{name.repository} is on the hub, but has no branch, tag or commit "
+            f"{name.revision!r}.{_revisions(name)} A commit is given in full."
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
+            f"There is no model {name.repository} on the hub ({_endpoint()}), or it is private. "
+            "Check the spelling; for a private model log in with `hf auth login` or set HF_TOKEN. "
+            f"Or {_OTHERWISE}."
+        )
+    if isinstance(error, errors.HFValidationError):
+        return (
+            f"{str(name)!r} cannot be the name of a model on the hub: that is OWNER/NAME in "
+            "letters, digits, '-', '_' and '.', such as openai/clip-vit-base-patch32. Or "
+            f"{_OTHERWISE}."
+        )
+    return None
 
 
-def _gated(name: HubName) -> str:
-    return (
-        f"{name} is gated: its owner asks for consent. Accept the conditions on "
-        f"{_endpoint()}/{name.repository} with your account, log in here with `hf auth login` or "
-        f"set HF_TOKEN, and try again. Or {_OTHERWISE}."
-    )
-
-
-def _disabled(name: HubName) -> str:
-    return f"The hub has disabled access to {name}. {_sentence(_OTHERWISE)}."
-
-
-def _no_revision(name: HubName) -> str:
-    there = ""
-    with suppress(Exception):  # the list is optional
+def _revisions(name: HubName) -> str:
+    """What the repository has instead, if the hub tells."""
+    with suppress(Exception):
         refs = _api().list_repo_refs(name.repository)
         names = [ref.name for ref in (*refs.branches, *refs.tags)]
-        there = f" It has {', '.join(names[:8])}{' and more' if len(names) > 8 else ''}."
-    return (
-        f"{name.repository} is on the hub, but has no branch, tag or commit {name.revision!r}."
-        f"{there} A commit is given in full."
-    )
-
-
-def _missing(name: HubName) -> str:
-    return (
-        f"There is no model {name.repository} on the hub ({_endpoint()}), or it is private. Check "
-        "the spelling; for a private model log in with `hf auth login` or set HF_TOKEN. Or "
-        f"{_OTHERWISE}."
-    )
-
-
-def _misnamed(name: HubName) -> str:
-    return (
-        f"{str(name)!r} cannot be the name of a model on the hub: that is OWNER/NAME in letters, "
-        f"digits, '-', '_' and '.', such as openai/clip-vit-base-patch32. Or {_OTHERWISE}."
-    )
+        return f" It has {', '.join(names[:8])}{' and more' if len(names) > 8 else ''}."
+    return ""
 
 
 def _unreachable(name: HubName, error: Exception) -> str:
@@ -366,7 +278,3 @@ def _endpoint() -> str:
     from huggingface_hub import constants
 
     return str(constants.ENDPOINT)
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -1,4 +1,4 @@
-"""Text embeddings of labels: prompts, the text tower of a Hugging Face model, and a cache.
+"""Text embeddings of labels: prompts and a cache.
 
 Label sets recur, and text towers are slow on a laptop, so embeddings are cached in RAM and on disk
 by model fingerprint, templates and label.
@@ -15,7 +15,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from anytimecl.errors import LabelError, ModelError
 from anytimecl.labels import clean_label
 
 PROMPTS_AT_ONCE = 1024  # bounds the memory beside the result
-TEXT_BATCH = 64
 T = TypeVar("T")
 
 
@@ -104,55 +103,6 @@ def _ensemble(
             f"in {len(templates)} templates; {dim} finite numbers each were expected."
         )
     return F.normalize(vectors.view(len(labels), len(templates), dim).mean(1), dim=-1)
-
-
-class HubText:
-    """The tokeniser and text tower of a `transformers` model."""
-
-    def __init__(
-        self,
-        tower: Any,  # a transformers module
-        tokenizer: Any,
-        *,
-        call: str = "__call__",  # the tower's method for texts
-        output: str,  # name of the output with the embedding
-        length: int,  # maximal number of tokens; longer texts are truncated
-        pad: bool | str,  # True: to the longest of the batch; "max_length": to `length`
-        mask: bool,  # whether the tower gets an attention mask
-        lower: bool,
-    ) -> None:
-        self._tower, self._tokenizer = tower, tokenizer
-        self._call, self._output, self._length = call, output, length
-        self._pad, self._mask, self._lower = pad, mask, lower
-
-    @torch.no_grad()
-    def __call__(self, texts: Sequence[str]) -> Tensor:
-        """Texts to [text, dim] of unit length."""
-        device = self._tower.device
-        parts = []
-        for start in range(0, len(texts), TEXT_BATCH):
-            tokens = self._tokens(texts[start:][:TEXT_BATCH])
-            inputs = {"input_ids": tokens["input_ids"].to(device)}
-            if self._mask:
-                inputs["attention_mask"] = tokens["attention_mask"].to(device)
-            found = getattr(self._tower, self._call)(**inputs)
-            parts.append(getattr(found, self._output).float().cpu())
-        return F.normalize(torch.cat(parts), dim=-1)
-
-    def ids(self, text: str) -> list[int]:
-        """The token ids of a text."""
-        found: list[int] = self._tokens([text])["input_ids"][0].tolist()
-        return found
-
-    def _tokens(self, texts: Sequence[str]) -> Any:
-        return self._tokenizer(
-            [text.lower() if self._lower else text for text in texts],
-            padding=self._pad,
-            padding_side="right",  # as all these models were trained
-            truncation=True,
-            max_length=self._length,
-            return_tensors="pt",
-        )
 
 
 def cache_folder() -> Path:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from anytimecl.backbone import layout
-from anytimecl.backbone.conversion import made_once, read_weights, renamed
+from anytimecl.backbone.conversion import conversion_of, read_weights, renamed
 from anytimecl.backbone.layout import WEIGHTS
 from anytimecl.errors import ModelError
 
@@ -77,7 +77,7 @@ def converted(name: str, folder: Path) -> Path:
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise ModelError(f"The config.json of {name} cannot be used: {error!r}.") from error
 
-    return made_once(_KIND, folder, ["config.json", WEIGHTS], [], described, weights)
+    return conversion_of(_KIND, folder, ["config.json", WEIGHTS], [], described, weights)
 
 
 def hub_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import shutil
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +19,9 @@ import torch
 import torch.nn.functional as F
 
 from anytimecl.backbone.embedded import Report, fetch, wheel_folder
-from anytimecl.backbone.embedded.assemble import share
+from anytimecl.backbone.making import made_once
 from anytimecl.backbone.text import cache_folder
 from anytimecl.errors import ModelError
-from anytimecl.files import move_into_place
 
 if TYPE_CHECKING:  # onnx is slow to import, and only needed for the conversion
     from numpy.typing import NDArray
@@ -83,12 +81,9 @@ def folder(wheel_name: str) -> Path:
 def made(wheel_name: str) -> Path:
     """The folder of the converted model, created on first use."""
     wheel, out = fetch.catalogue()[1][wheel_name], folder(wheel_name)
-    if (out / "config.json").is_file():  # first, since the cache may be read-only
-        return out
     file = wheel_folder() / wheel.file
-    with fetch.locked(out.parent / f"{out.name}.lock"):
-        if (out / "config.json").is_file():
-            return out
+
+    def make(partial: Path) -> None:
         if not file.is_file():
             raise ModelError(
                 f"The wheel {wheel.file} is not on this machine (looked in {file.parent}). Fetch "
@@ -96,12 +91,9 @@ def made(wheel_name: str) -> Path:
             )
         if fetch.sha256_of(file) != wheel.sha256:
             raise ModelError(f"{file} is damaged: delete it and fetch it again.")
-        with fetch.fresh_folder(out.parent / f"{out.name}.partial") as partial:
-            _build(file, wheel.members[0], partial)
-            share(partial)
-            shutil.rmtree(out, ignore_errors=True)
-            move_into_place(partial, out)
-    return out
+        _build(file, wheel.members[0], partial)
+
+    return made_once(out, (out / "config.json").is_file, make)
 
 
 def _build(file: Path, member: str, out: Path) -> None:

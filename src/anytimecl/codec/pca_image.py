@@ -52,6 +52,10 @@ class PcaImage:
         self.config = config or PcaImageConfig()
         if self.config.int8 and not self.config.cls_weight:
             raise ValueError("The paper quantises the PCA with CLS weight: set cls_weight too.")
+        if type(self.config.components) is not int or self.config.components < 1:
+            raise ValueError(
+                f"Components are a whole number from 1, not {self.config.components!r}."
+            )
         # The same name for both ways to weight: the coefficients include the weights.
         self.name = "pca-image" + "-cls" * bool(self.config.cls_weight)
         self.name += "-int8" * self.config.int8

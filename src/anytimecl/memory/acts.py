@@ -4,7 +4,7 @@
     rename           {"before": label, "label": label}
     withdraw         {"example": id, "label": label}, a learned example is undone
 
-An entry that undoes another also has its number, `undoes`. Functions except `purge` expect an open
+An entry that undoes another also has its number, `undoes`. Those that write expect an open
 transaction.
 """
 
@@ -18,6 +18,7 @@ from anytimecl.memory.contract import Event
 from anytimecl.memory.keys import RequestKey
 
 if TYPE_CHECKING:
+    from anytimecl.memory.queries import Queries
     from anytimecl.memory.store import Store
 
 LEARN, RELABEL, MERGE, RENAME, WITHDRAW = "learn", "relabel", "merge", "rename", "withdraw"
@@ -102,14 +103,14 @@ class LabelHistory:
         return not about.isdisjoint(labels) or not self._of.keys().isdisjoint(examples)
 
 
-def history(store: Store, after: int = 0) -> LabelHistory:
+def history(store: Queries, after: int = 0) -> LabelHistory:
     """Corrections after an event; needs no transaction."""
     with store.reading():
         found = [act_of(event) for event in store.journal.of_kinds(KINDS, after)]
     return LabelHistory(act for act in found if act is not None)
 
 
-def ids_at(store: Store, number: int) -> Iterator[tuple[int, str]]:
+def ids_at(store: Queries, number: int) -> Iterator[tuple[int, str]]:
     """Every (id, label) as of just after event `number`, in order of arrival."""
     since = history(store, number)
     texts: dict[int, str] = {}
@@ -185,46 +186,6 @@ def withdraw(store: Store, example: int, *, undoes: int) -> int:
     return number
 
 
-def purge(store: Store, event: int) -> int:
-    """Delete examples that were undone up to an event; returns their number.
-
-    Label names that occur only in undone corrections are deleted, too.
-    """
-    if store.read_only:
-        return 0
-    wanted = "SELECT example, number FROM withdrawn WHERE number <= ?"
-    with store.reading() as db:
-        found = db.execute(wanted, (event,)).fetchall()
-        undone = _undone_texts(store, event)
-    if not found and not undone:
-        return 0
-    with store.writing():
-        for entry in undone:
-            store.journal.write(entry.number, entry.kind, entry.data)
-        for example, number in found:
-            store.remove(example)
-            store.journal.write(number, WITHDRAW, {"example": example, "undoes": example})
-        gone = {example for example, _ in found}
-        for entry in store.journal.of_kinds((RELABEL, MERGE)):
-            left = _without(entry.data, gone, set())
-            if left != entry.data:  # without examples, an entry needs no label
-                stale = set() if left["examples"] else _texts(left)
-                store.journal.write(entry.number, entry.kind, _without(left, gone, stale))
-    return len(found)
-
-
-def _undone_texts(store: Store, event: int) -> list[Event]:
-    """Undone entries and those that undid them, up to an event, without names not in use."""
-    undoing = store.journal.undoing((RELABEL, MERGE, RENAME), event)
-    known = store.vocabulary.counts().keys() if undoing else set()
-    found = []
-    for last in undoing:
-        for each in (last, store.journal.entry(last.data["undoes"])):
-            if each is not None and (stale := _texts(each.data) - known):
-                found.append(each._replace(data=_without(each.data, set(), stale)))
-    return found
-
-
 def _note(store: Store, kind: str, data: dict[str, Any], undoes: int | None) -> int:
     return store.note(kind, data if undoes is None else data | {"undoes": undoes})
 
@@ -237,33 +198,32 @@ def last_acts(store: Store, count: int) -> list[Event]:
     found: list[Event] = []
     undone: set[int] = set()
     why = "nothing came before"
-    before = store.last + 1
-    while len(found) < count:
-        page = store.journal.backwards(before, _PAGE)
-        if not page:
+    for event in _backwards(store):
+        if event.kind in _FINAL:
+            why = f"{_FINAL[event.kind]} is final"
             break
-        for event in page:
-            before = event.number
-            if event.kind in _FINAL:
-                why = f"{_FINAL[event.kind]} is final"
-                break
-            if "undoes" in event.data:
-                undone.add(event.data["undoes"])
-            elif event.number in undone or event.kind not in (LEARN, *KINDS):
-                continue
-            elif event.kind != LEARN and act_of(event) is None:
-                why = "what it was about is forgotten"
-                break
-            elif not _evicted(store, event):
-                found.append(event)
-        else:
+        if "undoes" in event.data:
+            undone.add(event.data["undoes"])
+        elif event.number in undone or event.kind not in (LEARN, *KINDS):
             continue
-        break
-    if len(found) < count:
-        acts = "1 act" if len(found) == 1 else f"{len(found)} acts"
-        there = f"Only {acts} can be" if found else "Nothing can be"
-        raise StoreError(f"{there} undone: {why}.")
-    return found[:count]
+        elif event.kind != LEARN and act_of(event) is None:
+            why = "what it was about is forgotten"
+            break
+        elif not _evicted(store, event):
+            found.append(event)
+            if len(found) == count:
+                return found
+    acts = "1 act" if len(found) == 1 else f"{len(found)} acts"
+    there = f"Only {acts} can be" if found else "Nothing can be"
+    raise StoreError(f"{there} undone: {why}.")
+
+
+def _backwards(store: Store) -> Iterator[Event]:
+    """The journal, newest first."""
+    before = store.last + 1
+    while page := store.journal.backwards(before, _PAGE):
+        yield from page
+        before = page[-1].number
 
 
 def _evicted(store: Store, event: Event) -> bool:
@@ -299,37 +259,3 @@ def undo(store: Store, event: Event) -> None:
         keys = None if act.keys is None else [act.keys[i] for i in at]
         examples = [act.examples[i] for i in at]
         move(store, examples, label, kind=act.kind, keys=keys, undoes=act.number)
-
-
-# Forgetting
-
-
-def censor(store: Store, examples: Collection[int], labels: Collection[str]) -> None:
-    """Delete forgotten examples from the journal, and the labels that disappear with them."""
-    entries = store.journal.of_kinds((*KINDS, "evict"))
-    gone = set(examples)
-    told = LabelHistory(filter(None, map(act_of, entries))).labels_of(gone, labels)
-    known = store.vocabulary.counts().keys()
-    for event in entries:
-        texts = _texts(event.data)
-        stale = texts - known if event.kind == "evict" else texts & told - known
-        left = _without(event.data, gone, stale)
-        if left != event.data:
-            store.journal.write(event.number, event.kind, left)
-
-
-def _texts(data: dict[str, Any]) -> set[str]:
-    before = data.get("before", [])
-    told = {*before} if isinstance(before, list) else {before}
-    return told | ({data["label"]} if "label" in data else set())
-
-
-def _without(data: dict[str, Any], gone: set[int], stale: set[str]) -> dict[str, Any]:
-    """An entry's data without these examples and labels."""
-    if "examples" in data:
-        at = [i for i, example in enumerate(data["examples"]) if example not in gone]
-        lists = ("examples", "keys", *(["before"] if isinstance(data.get("before"), list) else []))
-        data = data | {name: [data[name][i] for i in at] for name in lists if name in data}
-    if stale & _texts(data):
-        data = {name: value for name, value in data.items() if name not in ("label", "before")}
-    return data

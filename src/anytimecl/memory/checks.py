@@ -5,23 +5,20 @@ from __future__ import annotations
 import struct
 import zlib
 
-# SQLite stores signed 32-bit numbers in four bytes, unsigned ones in six.
-UNSIGNED, SIGNED = struct.Struct("<I"), struct.Struct("<i")
-
 
 def file_checksum(example: int, data: bytes) -> int:
     """Checksum of a file and its example."""
-    return _signed(zlib.crc32(data, zlib.crc32(struct.pack("<q", example))))
+    return signed(zlib.crc32(data, zlib.crc32(struct.pack("<q", example))))
 
 
-def _signed(crc: int) -> int:
-    number: int = SIGNED.unpack(UNSIGNED.pack(crc))[0]
-    return number
+def signed(crc: int) -> int:
+    """A checksum as SQLite stores it in four bytes; unsigned it takes six."""
+    return crc - (1 << 32) if crc >> 31 else crc
 
 
 def text_checksum(*parts: str | int) -> int:
     """Checksum of parts in order."""
-    return _signed(zlib.crc32(as_bytes("\0".join(map(str, parts)))))
+    return signed(zlib.crc32(as_bytes("\0".join(map(str, parts)))))
 
 
 def as_bytes(text: str) -> bytes:

@@ -52,38 +52,46 @@ def compact(store: Store) -> int:
 def _slide(store: Store) -> bool:
     """Move records after the first hole down into it; returns False if there is no hole."""
     with store.writing() as db:
-        hole = db.execute("SELECT start FROM hole ORDER BY start LIMIT 1").fetchone()
+        first = "SELECT start, CAST(size AS INTEGER) FROM hole ORDER BY start LIMIT 1"
+        hole = db.execute(first).fetchone()
         if hole is None:
             return False
-        after = "SELECT id, start, size FROM example WHERE start >= ? AND size > 0 "
+        if not store.records.stream.is_blank(*hole):  # damaged: there are records
+            db.execute("DELETE FROM hole WHERE start = ?", hole[:1])
+            return True
+        after = "SELECT id FROM example WHERE start >= ? AND size > 0 "
         after += f"ORDER BY start LIMIT {_RECORDS}"
-        records = db.execute(after, hole).fetchall()
-        target = _move(store, hole[0], records)
-        if len(records) < _RECORDS:
-            db.execute("DELETE FROM hole WHERE start >= ?", hole)
+        examples = [row[0] for row in db.execute(after, hole[:1])]
+        target, passed = _move(store, hole[0], examples)
+        if len(examples) < _RECORDS:
+            db.execute("DELETE FROM hole WHERE start >= ?", hole[:1])
             store.records.stream.end = target
         else:
             # The holes passed are now one, before the records still to be moved.
-            passed = records[-1][1] + records[-1][2]
             db.execute("DELETE FROM hole WHERE start < ?", (passed,))
             store.records.stream.make_hole(target, passed - target)
         return True
 
 
-def _move(store: Store, target: int, records: Iterable[tuple[int, int, int]]) -> int:
-    """Move records to consecutive places from `target` on; returns their end."""
-    for example, start, size in records:
-        with blaming(example):
-            data = store.records.stream.get(start, size)
-        if len(data) != size:
+def _move(store: Store, target: int, examples: Iterable[int]) -> tuple[int, int]:
+    """Move records to consecutive places from `target` on; returns their end, now and before."""
+    passed = target
+    for example in examples:
+        place = store.records.place(example)
+        if not store.records.owns(example, place):
             raise damaged(example)
+        with blaming(example):
+            data = store.records.stream.get(place.start, place.size)
+        if len(data) != place.size:
+            raise damaged(example)
+        passed = place.start + place.size
         store.records.stream.write(target, data)
         # Zero the old copy: it would survive when the record is forgotten.
-        stale = max(start, target + size)
-        store.records.stream.write(stale, bytes(start + size - stale))
+        stale = max(place.start, target + place.size)
+        store.records.stream.write(stale, bytes(passed - stale))
         store.db.execute("UPDATE example SET start = ? WHERE id = ?", (target, example))
-        target += size
-    return target
+        target += place.size
+    return target, passed
 
 
 def _count(store: Store, pragma: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ _PAGES_IN_RAM = 16 * 1024 * 1024
 _LONGEST_LOG = 64 * 1024 * 1024  # size to which the write-ahead log is truncated
 _PATIENCE = 10.0  # seconds to wait for a lock
 
-ERRORS = (sqlite3.Error, OverflowError)
+ERRORS = (sqlite3.Error, OverflowError, struct.error)
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 _SEALED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -96,7 +97,7 @@ def telling(path: Path | None) -> Iterator[None]:
 
 def in_words(error: Exception, path: Path | None) -> StoreError:
     """The StoreError for one of `ERRORS`."""
-    if isinstance(error, OverflowError):
+    if isinstance(error, OverflowError | struct.error):
         return StoreError(f"There is no such number in a memory: {error}.")
     code = _primary(error)
     if code in _FULL:

@@ -128,12 +128,13 @@ def as_table(rows: Sequence[tuple[int, Row]], codec: str | None) -> Any:
         [row.source for _, row in rows],
         [row.thumbnail for _, row in rows],
     ]
-    schema = _schema()
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=schema)
+    fields = schema()
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=fields)
 
 
-def _schema() -> Any:
+def schema() -> Any:
+    """The columns of a Parquet file."""
     import pyarrow as pa
 
     return pa.schema(
@@ -155,7 +156,7 @@ def _schema() -> Any:
 
 def squeezed() -> dict[str, Any]:
     """Compression options: all columns but the records, which codecs have compressed."""
-    names = [name for name in _schema().names if name != "record"]
+    names = [name for name in schema().names if name != "record"]
     texts = ["label", "candidates.list.element", "codec"]
     return {
         "compression": dict.fromkeys(names, "zstd") | {"record": "none"},
@@ -170,7 +171,7 @@ class _Writer:
         import pyarrow.parquet as pq
 
         self._codec = json.loads(meta.get("settings", "{}")).get("codec")
-        self._file = pq.ParquetWriter(path, _schema(), **squeezed())
+        self._file = pq.ParquetWriter(path, schema(), **squeezed())
 
     def write(self, rows: Sequence[tuple[int, Row]]) -> None:
         """Write a row group."""

@@ -19,6 +19,7 @@ from anytimecl.memory.exporting import (
     VERSION,
     all_at_once,
     pyarrow_parquet,
+    schema,
 )
 from anytimecl.memory.keys import Used
 from anytimecl.memory.opening import open_memory
@@ -69,7 +70,7 @@ def read_export(folder: Path) -> Export:
                 for key, example, content in about.get("used_keys", ())
             ],
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(f"There is no export of a memory in {folder}.") from error
     for name in export.shards:
         if not (folder / name).is_file():
@@ -153,17 +154,23 @@ def _rows(export: Export, progress: Progress | None) -> Iterator[list[tuple[int,
                         progress(done, export.examples)
         except AnytimeError:
             raise
-        except (OSError, ValueError, KeyError, TypeError) as error:  # including pyarrow's
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            NotImplementedError,
+        ) as error:  # or pyarrow's
             raise StoreError(f"{export.folder / name} is damaged: {error}.") from error
 
 
 def _plain(batch: Any) -> list[dict[str, Any]]:
     import pyarrow as pa
 
-    at = batch.schema.get_field_index("time")
-    plain: list[dict[str, Any]] = batch.set_column(
-        at, "time", batch.column("time").cast(pa.int64())
-    ).to_pylist()
+    types = {field.name: field.type for field in schema()} | {"time": pa.int64()}
+    columns = {name: batch.column(name) for name in batch.schema.names if name in types}
+    cast = {name: column.cast(types[name]) for name, column in columns.items()}
+    plain: list[dict[str, Any]] = pa.table(cast).to_pylist()
     return plain
 
 
@@ -172,6 +179,8 @@ def _row(plain: Mapping[str, Any]) -> tuple[int, Row]:
     if zlib.crc32(record) != plain["checksum"]:
         raise ValueError(f"the record of example {plain['id']} is not what was exported")
     candidates = plain["candidates"]
+    if plain["id"] < 1 or None in (plain["label"], *(candidates or ())):
+        raise ValueError(f"example {plain['id']} has no number, label or candidate")
     return int(plain["id"]), Row(
         plain["label"],
         record,

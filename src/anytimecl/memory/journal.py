@@ -12,6 +12,8 @@ from anytimecl.errors import StoreError
 from anytimecl.memory.checks import text_checksum
 from anytimecl.memory.contract import Event
 
+_EVENTS = "SELECT number, kind, data, crc FROM event"
+
 
 class Journal:
     """Events by number, within the caller's transaction.
@@ -38,15 +40,14 @@ class Journal:
 
     def sound(self) -> Iterator[Event]:
         """Every undamaged entry except `learn`."""
-        for row in self._db.execute("SELECT number, kind, data, crc FROM event"):
+        for row in self._db.execute(_EVENTS):
             with suppress(StoreError):
                 yield _event(*row)
 
     def of_kinds(self, kinds: Sequence[str], after: int = 0) -> list[Event]:
         """Every entry of some kinds other than `learn`, after a number."""
-        wanted = "SELECT number, kind, data, crc FROM event WHERE number > ? AND kind IN "
-        wanted += f"({', '.join('?' * len(kinds))}) ORDER BY number"
-        return [_event(*row) for row in self._db.execute(wanted, (after, *kinds)).fetchall()]
+        wanted = f"number > ? AND kind IN ({', '.join('?' * len(kinds))}) ORDER BY number"
+        return self._events(wanted, after, *kinds)
 
     def undoing(self, kinds: Sequence[str], until: int) -> list[Event]:
         """Entries of some kinds that undo another, up to a number.
@@ -54,16 +55,13 @@ class Journal:
         Each is returned once while the memory is open, so that a call reads only new entries.
         """
         since, self._looked = self._looked, max(self._looked, until)
-        wanted = "SELECT number, kind, data, crc FROM event WHERE number > ? AND number <= ? "
-        wanted += f"AND data LIKE '%\"undoes\"%' AND kind IN ({', '.join('?' * len(kinds))})"
-        found = self._db.execute(wanted, (since, until, *kinds)).fetchall()
-        return [_event(*row) for row in found]
+        wanted = "number > ? AND number <= ? AND data LIKE '%\"undoes\"%' "
+        wanted += f"AND kind IN ({', '.join('?' * len(kinds))})"
+        return self._events(wanted, since, until, *kinds)
 
     def entry(self, number: int) -> Event | None:
         """An entry other than `learn`, or None."""
-        wanted = "SELECT number, kind, data, crc FROM event WHERE number = ?"
-        row = self._db.execute(wanted, (number,)).fetchone()
-        return None if row is None else _event(*row)
+        return next(iter(self._events("number = ?", number)), None)
 
     def backwards(self, before: int, limit: int) -> list[Event]:
         """The entries before a number, including `learn`, newest first."""
@@ -80,8 +78,12 @@ class Journal:
 
     def damaged(self) -> list[int]:
         """Numbers of damaged entries."""
-        rows = self._db.execute("SELECT number, kind, data, crc FROM event")
+        rows = self._db.execute(_EVENTS)
         return [row[0] for row in rows if row[3] != text_checksum(*row[:3])]
+
+    def _events(self, which: str, *values: str | int) -> list[Event]:
+        rows = self._db.execute(f"{_EVENTS} WHERE {which}", values).fetchall()
+        return [_event(*row) for row in rows]
 
     def _page(self, page: str, places: dict[str, int]) -> list[Event]:
         return [

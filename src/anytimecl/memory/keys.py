@@ -52,6 +52,7 @@ class Used(NamedTuple):
     content: bytes  # digest; for a plain key it begins with `_PLAIN`
 
 
+_ROWS = "SELECT key, example, content, crc FROM used_key"
 _PLAIN = b"plain"  # a prefix, which makes it longer than the digest of a request
 
 
@@ -91,8 +92,7 @@ class Keys:
         return used is not None and used.content == _taught(key, label)
 
     def _find(self, key: str) -> Used | None:
-        wanted = "SELECT key, example, content, crc FROM used_key WHERE key = ?"
-        row = self._db.execute(wanted, (_digest(key),)).fetchone()
+        row = self._db.execute(f"{_ROWS} WHERE key = ?", (_digest(key),)).fetchone()
         if row is None:
             return None
         if not _sound(row):
@@ -101,14 +101,13 @@ class Keys:
 
     def rows(self) -> Iterator[tuple[bytes, Used]]:
         """Every key that is not damaged."""
-        for row in self._db.execute("SELECT key, example, content, crc FROM used_key"):
+        for row in self._db.execute(_ROWS):
             if _sound(row):
                 yield row[0], Used(*row[1:3])
 
     def damaged(self) -> int:
         """Number of damaged keys."""
-        rows = self._db.execute("SELECT key, example, content, crc FROM used_key")
-        return sum(not _sound(row) for row in rows)
+        return sum(not _sound(row) for row in self._db.execute(_ROWS))
 
 
 def _taught(key: str, label: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from weakref import WeakSet
 
@@ -31,17 +32,26 @@ class OwnerLock:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
         try:
+            self._take(path)
+        except BaseException:
+            self.close()
+            raise
+        _HELD.add(self)
+
+    def _take(self, path: Path) -> None:
+        try:
             _lock(self._file)
-        except OSError:
+        except OSError as error:
+            if sys.platform != "win32" and not isinstance(error, BlockingIOError):
+                raise  # the file system has no locks
             owner = os.read(self._file, 32).decode("ascii", "replace").strip() or "unknown"
-            os.close(self._file)
             raise StoreError(
                 f"The memory in {shown(path.parent)} is in use by process {owner}: close it "
                 "there, or open it here with read_only=True."
             ) from None
-        os.ftruncate(self._file, 0)
-        os.write(self._file, f"{os.getpid()}\n".encode())
-        _HELD.add(self)
+        with suppress(OSError):  # a full disk, on which forgetting makes room
+            os.ftruncate(self._file, 0)
+            os.write(self._file, f"{os.getpid()}\n".encode())
 
     def close(self) -> None:
         """Release the lock. The file stays: removing it could remove another owner's lock."""

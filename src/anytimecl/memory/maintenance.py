@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from anytimecl.errors import StoreError
 from anytimecl.files import replacing
 from anytimecl.memory.compaction import compact
 from anytimecl.memory.database import FILE, connect_read_only, telling
@@ -77,9 +78,12 @@ def backup(store: Store, to: Path) -> Path:
     """
     target = Path(to) / FILE
     refuse_to_replace(to)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as draft:
-        _copy(store, draft)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as draft:
+            _copy(store, draft)
+    except OSError as error:
+        raise StoreError(f"{to} cannot be written: {error}.") from error
     return target
 
 

@@ -12,7 +12,7 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
-_FORM = struct.Struct("<qI")
+_FORM = struct.Struct("<QI")
 
 
 class Mark:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from anytimecl.errors import StoreError
+from anytimecl.errors import StoreError, reason
 from anytimecl.files import identity, make_folder, shown
 from anytimecl.memory import schema
 from anytimecl.memory.database import (
@@ -62,18 +62,24 @@ def open_memory(
     if folder.is_file():
         raise StoreError(f"{shown(folder)} is a file: a memory is a folder. Choose another name.")
     refuse_addresses(folder)
-    if durability == "full":
-        make_folder(folder)
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-    owner = OwnerLock(folder / LOCK)
-    try:
-        store = _open_owned(_kind, path, create, durability, cache_bytes, cap, owner)
+    with ExitStack() as opened:  # closes everything on failure
+        try:
+            if durability == "full":
+                make_folder(folder)
+            else:
+                folder.mkdir(parents=True, exist_ok=True)
+            owner = OwnerLock(folder / LOCK)
+            opened.callback(owner.close)
+            store = _open_owned(_kind, path, create, durability, cache_bytes, cap, owner)
+        except OSError as error:
+            raise StoreError(
+                f"The memory in {shown(folder)} cannot be opened for writing: "
+                f"{error.filename or 'its lock'}: {reason(error)}. To read it only, open it with "
+                "read_only=True."
+            ) from error
         store.thumbnails = thumbnails
-        return store
-    except BaseException:
-        owner.close()
-        raise
+        opened.pop_all()
+    return store
 
 
 def open_as(

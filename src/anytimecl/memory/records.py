@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from anytimecl.errors import StoreError
-from anytimecl.memory.checks import SIGNED, UNSIGNED, as_bytes
+from anytimecl.memory.checks import as_bytes, signed
 from anytimecl.memory.database import is_damage
 from anytimecl.memory.stream import EXTENT, LARGEST, Stream
 
@@ -121,11 +121,29 @@ class Records:
         change = "UPDATE example SET label = ?, key = ?, crc = ? WHERE id = ?"
         self._db.execute(change, (label, key, crc, example))
 
-    def drop(self, example: int, place: Place) -> None:
-        """Delete a record and overwrite its bytes."""
+    def drop(self, example: int, place: Place) -> bool:
+        """Delete a record; returns whether its bytes were found and overwritten."""
+        found = self.owns(example, place)
         self.cache.drop(example)
-        self.stream.free(place.start, place.size)
+        if found:
+            self.stream.free(place.start, place.size)
         self._db.execute("DELETE FROM example WHERE id = ?", (example,))
+        return found
+
+    def owns(self, example: int, place: Place) -> bool:
+        """Whether the bytes in a place are the example's: damage may have put it over others."""
+        with suppress(StoreError):
+            self.fetch(example, place)
+            return True
+        start, size = place.start, place.size
+        if not (isinstance(start, int) and isinstance(size, int)):
+            return False
+        if not 0 <= start <= start + size <= self.stream.extents * EXTENT:
+            return False
+        others = "SELECT id, start, size FROM example UNION ALL SELECT 0, start, size FROM hole"
+        shared = f"SELECT 1 FROM ({others}) "
+        shared += "WHERE id != ? AND size > 0 AND start < ? AND start + size > ?"
+        return self._db.execute(shared, (example, start + size, start)).fetchone() is None
 
     def find(self, example: int) -> Place | None:
         """Where an example lies, or None if there is none."""
@@ -187,7 +205,7 @@ class Records:
         for example, group in groupby(rows, itemgetter(0)):
             parts = list(group)
             place = Place(*parts[0][1:-1])
-            with suppress(TypeError, struct.error):
+            with suppress(TypeError, AttributeError, struct.error):
                 offset = place.start % EXTENT
                 record = b"".join([part[-1] for part in parts])[offset : offset + place.size]
                 if _fits(example, place, record):
@@ -215,9 +233,7 @@ def checksum(
     about = struct.pack("<qqq", example, label, candidates or 0) + (as_bytes(key) if key else b"")
     if time is not None:
         about += struct.pack("<q", time)
-    crc = zlib.crc32(record, zlib.crc32(about))
-    number: int = SIGNED.unpack(UNSIGNED.pack(crc))[0]
-    return number
+    return signed(zlib.crc32(record, zlib.crc32(about)))
 
 
 @contextmanager
@@ -225,8 +241,8 @@ def blaming(example: int) -> Iterator[None]:
     """Name the example in errors about a damaged page or an invalid row."""
     try:
         yield
-    except (TypeError, struct.error, OverflowError) as error:
-        raise damaged(example) from error
+    except (TypeError, AttributeError, struct.error, OverflowError) as error:
+        raise damaged(example) from error  # a flipped bit changed a value's type
     except sqlite3.Error as error:
         if is_damage(error):
             raise damaged(example) from error

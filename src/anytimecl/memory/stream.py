@@ -4,6 +4,8 @@ A row for each record would waste up to a page of 4 KB: with records of 2.5 KB, 
 payload. So records are concatenated to a stream, which is cut into extents of a fixed size that
 SQLite stores without a gap: one eighth of a leaf page and one whole overflow page. A record may
 span extents. Freed ranges are zeroed and become holes, for the next record that fits.
+
+Holes have no checksum, so damage could put one over a record: only a blank one is believed.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class Stream:
         used = "SELECT max(start + size) FROM {}"
         try:
             ends = [self._db.execute(used.format(table)).fetchone()[0] for table in _USERS]
-            self.end = max(end or 0 for end in ends)
+            self.end = min(max(end or 0 for end in ends), self.extents * EXTENT)
         except sqlite3.DatabaseError:
             # Damage hides the end of the used range: start at a new extent.
             self.end = self.extents * EXTENT
@@ -54,8 +56,11 @@ class Stream:
         start = self._hole(len(data))
         if start is not None and self._written(start, data):
             return start
-        start, self.end = self.end, self.end + len(data)
-        self.write(start, data)
+        start = self.end
+        if not self._written(start, data):
+            start = self.extents * EXTENT  # the last extent is damaged: start at a new one
+            self.write(start, data)
+        self.end = start + len(data)
         return start
 
     def get(self, start: int, size: int) -> bytes:
@@ -69,6 +74,19 @@ class Stream:
         if not all(isinstance(part, bytes) and len(part) == EXTENT for part in parts):
             return b""
         return b"".join(parts)[offset : offset + size]
+
+    def is_blank(self, start: int, size: int) -> bool:
+        """Whether a range is not empty, inside the extents and zeroed."""
+        rows = "SELECT id, data FROM extent WHERE id BETWEEN ? AND ?"
+        places = start // EXTENT, (start + size - 1) // EXTENT
+        found = 0
+        for extent, data in self._db.execute(rows, places):
+            at = extent * EXTENT
+            part = data[max(0, start - at) : start + size - at]
+            if part.strip(b"\0"):
+                return False
+            found += len(part)
+        return found == size > 0
 
     def free(self, start: int, size: int) -> None:
         """Zero a range and make it a hole, merged with adjacent holes."""
@@ -88,7 +106,7 @@ class Stream:
         if following:
             self._fill(start + size)
             size += following[0]
-        if start + size == self.end:
+        if start + size == self.end and self.is_blank(start, size):
             self.end = start
         else:
             self._db.execute("INSERT INTO hole VALUES (?, ?)", (start, size))
@@ -110,26 +128,30 @@ class Stream:
             done += len(part)
 
     def _written(self, start: int, data: bytes) -> bool:
-        """Write a range; returns False on a damaged page, which is not used again."""
+        """Write a range; returns False on a damaged page or extent, which is not used again."""
         try:
             self.write(start, data)
+        except ValueError:  # an extent of another size
+            return False
         except sqlite3.DatabaseError as error:
-            if not is_damage(error):
-                raise
+            if not is_damage(error) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+                raise  # SQLITE_ERROR: there is no such extent
             return False
         return True
 
     def _hole(self, size: int) -> int | None:
         """Allocate from the smallest hole that is large enough."""
-        best = "SELECT start, size FROM hole WHERE size >= ? ORDER BY size, start LIMIT 1"
-        hole = self._db.execute(best, (size,)).fetchone()
-        if hole is None:
-            return None
-        self._fill(hole[0])
-        if hole[1] > size:
-            left = (hole[0] + size, hole[1] - size)
-            self._db.execute("INSERT INTO hole VALUES (?, ?)", left)
-        return int(hole[0])
+        best = f"SELECT start, size FROM hole WHERE size BETWEEN ? AND {self.extents * EXTENT} "
+        best += "ORDER BY size, start LIMIT 1"
+        while hole := self._db.execute(best, (size,)).fetchone():
+            start, room = hole
+            self._fill(start)
+            if not self.is_blank(start, size):
+                continue
+            if room > size:
+                self._db.execute("INSERT INTO hole VALUES (?, ?)", (start + size, room - size))
+            return int(start)
+        return None
 
     def _fill(self, start: int) -> None:
         self._db.execute("DELETE FROM hole WHERE start = ?", (start,))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from anytimecl.errors import StoreError
 from anytimecl.memory.contract import Progress
-from anytimecl.memory.database import connect_read_only, telling
+from anytimecl.memory.database import ERRORS, connect_read_only, telling
 from anytimecl.memory.store import Store
 from anytimecl.memory.stream import EXTENT
 
@@ -75,8 +75,10 @@ def _all_told(check: Iterator[str]) -> Iterator[str]:
     """Problems found by a check; an error that ends it is one, too."""
     try:
         yield from check
-    except (StoreError, sqlite3.Error) as error:
+    except (StoreError, *ERRORS) as error:
         yield str(error)
+    except (TypeError, AttributeError) as error:  # a flipped bit changed a value's type
+        yield f"A value is damaged: {error}."
 
 
 def _records(
@@ -153,16 +155,15 @@ def _space(view: Store) -> Iterator[str]:
         if start != end:
             yield f"The records {'overlap' if start < end else 'leave a gap'} at byte {start}."
         end = max(end, start + size)
-        blank = blank and (not free or _blank(view, start, start + size))
-    extents = view.db.execute("SELECT coalesce(max(id) + 1, 0) FROM extent").fetchone()[0]
-    if not blank or not _blank(view, end, extents * EXTENT):
+        blank = blank and (not free or view.records.stream.is_blank(start, size))
+    if not blank or not _blank_after(view, end):
         yield "Free space is not blank: damage may have kept something that was forgotten."
 
 
-def _blank(view: Store, start: int, end: int) -> bool:
-    step = 16 * EXTENT
-    pieces = ((at, min(step, end - at)) for at in range(start, end, step))
-    return not any(any(view.records.stream.get(at, size)) for at, size in pieces)
+def _blank_after(view: Store, end: int) -> bool:
+    rest = "SELECT id, data FROM extent WHERE id >= ?"
+    rows = view.db.execute(rest, (end // EXTENT,))
+    return not any(data[max(0, end - at * EXTENT) :].strip(b"\0") for at, data in rows)
 
 
 @contextmanager

