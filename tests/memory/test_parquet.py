@@ -82,6 +82,14 @@ def test_what_is_exported_is_imported_under_the_same_numbers(
         assert memory.append("cat", b"new") > last  # no number is given out twice
 
 
+def test_a_codec_with_options_is_exported_as_json(tmp_path: Path) -> None:
+    codec = {"name": "pooled-pca", "options": {"budget": 2000}}
+    with open_memory(tmp_path / "a", create={"settings": json.dumps({"codec": codec})}) as memory:
+        memory.append_many(ROWS)
+    export = read_export(exported(tmp_path / "a", tmp_path / "out"))
+    assert import_new(export, tmp_path / "b") == (len(ROWS), 0)
+
+
 def test_pandas_opens_it(tmp_path: Path) -> None:
     import pandas as pd
 

@@ -336,9 +336,9 @@ def test_a_forked_child_may_not_use_it(tmp_path: Path) -> None:
         assert len(memory) == 2
 
 
-@pytest.mark.parametrize("cap", [0, -1])
-def test_a_cap_is_at_least_one(cap: int) -> None:
-    with pytest.raises(StoreError, match="at least 1"):
+@pytest.mark.parametrize("cap", [0, -1, "5", 2.5])
+def test_a_cap_is_a_whole_number_from_one(cap: Any) -> None:
+    with pytest.raises(StoreError, match="whole number from 1"):
         RamMemory(cap=cap)
 
 

@@ -170,7 +170,9 @@ class _Writer:
     def __init__(self, path: Path, meta: Mapping[str, str]) -> None:
         import pyarrow.parquet as pq
 
-        self._codec = json.loads(meta.get("settings", "{}")).get("codec")
+        codec = json.loads(meta.get("settings", "{}")).get("codec")
+        # A codec with options is stored as an object, which one column cannot mix with names.
+        self._codec = codec if isinstance(codec, str | None) else json.dumps(codec)
         self._file = pq.ParquetWriter(path, schema(), **squeezed())
 
     def write(self, rows: Sequence[tuple[int, Row]]) -> None:

@@ -38,8 +38,8 @@ class Transactions(Closing):
         acknowledge: Callable[[int], None] = lambda number: None,
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        if cap is not None and cap < 1:
-            raise StoreError(f"The cap on stored examples is at least 1, not {cap}.")
+        if cap is not None and (not isinstance(cap, int) or cap < 1):
+            raise StoreError(f"The cap on stored examples is a whole number from 1, not {cap!r}.")
         self.path = path
         self.read_only = read_only
         self.thumbnails = thumbnails  # whether thumbnails are stored
