@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,31 @@ def test_one_without_room_for_its_checkpoint_keeps_no_other_open(
 
     asyncio.run(work())
     assert "a was closed without a checkpoint: no room" in caplog.text
+
+
+def test_one_that_is_deleted_while_the_service_stops_keeps_no_other_open(tmp_path: Path) -> None:
+    async def work() -> None:
+        memories = make_memories(None, tmp_path)
+        await memories.create("a")
+        await memories.create("b")
+        every = [engine.classifier for engine in memories.opened().values()]
+        close = every[1].close
+
+        def slowly() -> None:
+            time.sleep(0.3)
+            close()
+
+        every[1].close = slowly  # type: ignore[method-assign]
+        async with memories.use("b"):
+            deleting = asyncio.ensure_future(memories.delete("b"))
+            await asyncio.sleep(0.05)
+            stopping = asyncio.ensure_future(memories.close())
+            await asyncio.sleep(0.05)  # a is being closed
+        await stopping
+        await deleting
+        assert [classifier.memory.closed for classifier in every] == [True, True, True]
+
+    asyncio.run(work())
 
 
 def test_memories_at_work_are_not_closed(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ class Memories:
         for slot in list(self._slots.values()):
             await asyncio.wait([slot.opening])
         for name in self.opened():
-            if name != DEFAULT:
+            if name in self._slots:  # not the default memory, nor one that was deleted meanwhile
                 await self._let_go(name)
         if self._closing:
             await asyncio.wait(self._closing.values())
