@@ -693,6 +693,7 @@ def wrong_lessons(folder: Path) -> dict[str, tuple[type[AnytimeError], Any, Any,
         "no candidates": (LabelError, picture(0), "cat", []),
         "a text for candidates": (LabelError, picture(0), "cat", "cat"),
         "a bad candidate": (LabelError, picture(0), "cat", ["cat", ""]),
+        "a candidate that is no label": (LabelError, picture(0), "cat", ["cat", "None of these"]),
     }
 
 
@@ -1416,6 +1417,21 @@ def test_what_unlearns_makes_no_memory_and_opens_an_old_one(
         opened(tmp_path / "m", settings=chosen).close()
     with opened(tmp_path / "m") as classifier:
         classifier.learn_one(*lesson(0))
+
+
+@pytest.mark.parametrize("seed", [None, 1.5, "7"])
+def test_a_seed_that_is_no_whole_number_makes_no_memory_and_opens_an_old_one(
+    seed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="seed is a whole number, not"):
+        opened(tmp_path / "m", settings=settings(seed=seed))
+    assert not (tmp_path / "m").exists()
+    with monkeypatch.context() as before:
+        before.setattr(opening, "check_makeable", lambda *_: None)
+        opened(tmp_path / "m", settings=settings(seed=seed)).close()
+    with opened(tmp_path / "m") as classifier:
+        classifier.learn_one(*lesson(0))
+        assert classifier.settings.seed == seed
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:

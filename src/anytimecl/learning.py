@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anytimecl.errors import AnytimeError, LabelError, ModelError, StoreError
 from anytimecl.images import ImageSource
-from anytimecl.labels import clean_labels, teachable
+from anytimecl.labels import askable, teachable
 from anytimecl.memory import FileKey, RequestKey, Row
 from anytimecl.recording import Record, Recording
 from anytimecl.retries import check_same
@@ -67,7 +67,7 @@ class Learning(Recording):
         StoreError
             The memory is read-only, closed or damaged, or the disk is full.
         """
-        label, chosen = _check(label, candidates)
+        label, chosen = checked_labels(label, candidates)
         return self._learn(self._record(image, source), label, chosen, key)
 
     def learn_tokens(
@@ -115,7 +115,7 @@ class Learning(Recording):
         StoreError
             The memory is read-only, closed or damaged, or the disk is full.
         """
-        label, chosen = _check(label, candidates)
+        label, chosen = checked_labels(label, candidates)
         if not isinstance(tokens, Tensor):
             given = type(tokens).__name__
             raise ModelError(f"Tokens are a tensor, as `encode` gives them, not {given}.")
@@ -162,7 +162,7 @@ class Learning(Recording):
         StoreError
             The record is damaged, or of another model or codec; or the memory cannot be written.
         """
-        label, chosen = _check(label, candidates)
+        label, chosen = checked_labels(label, candidates)
         self._check_record(record, fingerprint)
         return self._learn(Record(bytes(record)), label, chosen, key)
 
@@ -244,8 +244,8 @@ class Learning(Recording):
     def _learn(
         self, record: Record, label: str, candidates: tuple[str, ...] | None, key: str | None
     ) -> Learned:
-        _check_text("key", key)
-        _check_text("source", record.source)
+        check_text("key", key)
+        check_text("source", record.source)
         with self._learning:
             self._catch_up()
             if key is not None and (known := self._known(key, label, record)) is not None:
@@ -300,16 +300,20 @@ class Learning(Recording):
                 self.memory.keys.add_former(key, example, label)
 
 
-def _check(label: str, candidates: Sequence[str] | None) -> tuple[str, tuple[str, ...] | None]:
+def checked_labels(
+    label: str, candidates: Sequence[str] | None
+) -> tuple[str, tuple[str, ...] | None]:
+    """The label of an example and its candidates, as they are stored."""
     cleaned = teachable(label)
     if candidates is None:
         return cleaned, None
-    chosen = clean_labels(candidates)
+    chosen = askable(candidates)
     if cleaned not in chosen:
         raise LabelError(f"The label {cleaned!r} is not among its candidates.")
     return cleaned, tuple(chosen)
 
 
-def _check_text(what: str, text: Any) -> None:
+def check_text(what: str, text: Any) -> None:
+    """Raise TypeError if a key or name is given that is no text."""
     if text is not None and not isinstance(text, str):
         raise TypeError(f"A {what} is text, not {type(text).__name__}: {reprlib.repr(text)}.")

@@ -71,6 +71,8 @@ def opened(
 
 def check_makeable(chosen: Settings, backbone: Backbone) -> None:
     """An error before a memory is made: what it is made with, it keeps."""
+    if not isinstance(chosen.seed, int):  # which older memories may have otherwise
+        raise ValueError(f"seed is a whole number, not {chosen.seed!r}.")
     chosen.learner.check()
     make_codec(chosen.codec, backbone.spec, backbone.tail)
     SAMPLERS.make(chosen.sampler)

@@ -13,7 +13,7 @@ from torch import Tensor
 from anytimecl.codec import Codec
 from anytimecl.errors import StoreError
 from anytimecl.images import ImageSource
-from anytimecl.learning import _check, _check_text
+from anytimecl.learning import check_text, checked_labels
 from anytimecl.predicting import digest_of
 from anytimecl.scale.keys import OneAtATime
 from anytimecl.scale.leaf import LeafLesson, vector_of
@@ -110,8 +110,8 @@ class TreeLearning(TreeSplitting):
         image's tokens (`digest_of`), to recognise the image. `vector` [dim] is the record's
         embedding; without it, the record is checked here.
         """
-        label, chosen = _check(label, candidates)
-        _check_text("key", key)
+        label, chosen = checked_labels(label, candidates)
+        check_text("key", key)
         return self._submitted(LeafLesson(record, label, chosen, key, content), vector, may_wait)
 
     def _submitted(
