@@ -94,7 +94,9 @@ def test_what_is_no_image_label_or_example_is_named_before_it_is_sent(tmp_path: 
     wrong: Any = {
         r"write \['cat'\]": lambda: client.predict(image, "cat"),
         "no labels": lambda: client.predict(image, []),
+        "position 1 is empty": lambda: client.predict(image, ["cat", " "]),
         "not text but int: 5": lambda: client.learn(image, 5),  # type: ignore[arg-type]
+        "A key is text, not int": lambda: client.learn(image, "cat", key=5),  # type: ignore[arg-type]
         r"\(image, label, key\), not": lambda: client.learn_many([(image, "cat")]),  # type: ignore[list-item]
         "the path or the bytes of its file, not NoneType": lambda: client.predict(None),  # type: ignore[call-overload]
         r"write \['cats'\]": lambda: client.grant("camera", "write", "cats"),

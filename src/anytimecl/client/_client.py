@@ -26,7 +26,8 @@ from anytimecl.client._told import (
     answer_of,
     job_of,
 )
-from anytimecl.client._wire import ImageFile, Wire, read_file, text, texts
+from anytimecl.client._wire import ImageFile, Wire, read_file
+from anytimecl.labels import clean_label, clean_labels
 
 
 class Client:
@@ -129,7 +130,7 @@ class Client:
         fields = [("top_k", str(top_k))]
         if threshold is not None:
             fields.append(("threshold", str(threshold)))
-        fields += [("labels", label) for label in texts(labels)]
+        fields += _labels("labels", labels)
         if not chosen:
             return []
         files = [("images", read_file(image)) for image in chosen]
@@ -174,8 +175,7 @@ class Client:
         Lesson
             The stored example.
         """
-        fields = [("label", text(label))]
-        fields += [("candidates", other) for other in texts(candidates)]
+        fields = [("label", clean_label(label)), *_labels("candidates", candidates)]
         headers = {"Idempotency-Key": key or uuid.uuid4().hex}
         told = self._wire.form(
             f"{self._prefix}/learn", fields, [("image", read_file(image))], headers
@@ -497,6 +497,11 @@ class Client:
             Of the token.
         """
         self._wire.ask("DELETE", f"/v1/tokens/{quote(name, safe='')}", once=True)
+
+
+def _labels(field: str, labels: Sequence[str] | None) -> list[tuple[str, str]]:
+    """Fields of a form; none for None: every learned label."""
+    return [] if labels is None else [(field, label) for label in clean_labels(labels)]
 
 
 def _record(record: Record) -> dict[str, Any]:

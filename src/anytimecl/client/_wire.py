@@ -6,7 +6,7 @@ import http.client
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from json import dumps, loads
 from os import PathLike
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from anytimecl.client._told import ServiceError
-from anytimecl.errors import ImageError, LabelError, reason
+from anytimecl.errors import ImageError, reason
 
 LOST = (OSError, http.client.HTTPException, UnicodeError)  # the last: a name that no host can have
 Take = Callable[[http.client.HTTPResponse], None]
@@ -151,6 +151,8 @@ def _check(response: http.client.HTTPResponse, told: bytes) -> dict[str, Any]:
 
 
 def _check_header(what: str, value: str) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"A {what} is text, not {type(value).__name__}.")
     if not (value.isascii() and value.isprintable()):  # not repeated: it may be a secret
         raise ServiceError(f"A {what} has printable ASCII characters alone, and this has others.")
 
@@ -181,28 +183,3 @@ def read_file(image: ImageFile) -> bytes:
         return Path(image).read_bytes()
     except OSError as error:
         raise ImageError(f"cannot read image {str(image)!r}: {reason(error)}") from error
-
-
-def texts(labels: Iterable[str] | None) -> list[str]:
-    """Labels as a list of strings, for a request; empty for None: every learned label.
-
-    >>> texts("cat")
-    Traceback (most recent call last):
-    anytimecl.errors.LabelError: Labels come as a list of texts, not as one text: write ['cat'].
-    """
-    if labels is None:
-        return []
-    if isinstance(labels, str | bytes):
-        told = f"Labels come as a list of texts, not as one text: write [{labels!r}]."
-        raise LabelError(told)
-    given = [text(label) for label in labels]
-    if not given:
-        raise LabelError("There are no labels; give at least one.")
-    return given
-
-
-def text(label: str) -> str:
-    """A label, which must be a string."""
-    if not isinstance(label, str):
-        raise LabelError(f"The label is not text but {type(label).__name__}: {label!r}.")
-    return label
