@@ -77,11 +77,13 @@ def test_a_link_to_a_folder_elsewhere_is_followed(tmp_path: Path) -> None:
     assert names(there.parent) == {"there"}
 
 
-def test_one_without_numbers_is_refused(tmp_path: Path) -> None:
-    broken = {"weights.a": torch.tensor([1.0, torch.nan])}
-    save(dataclasses.replace(checkpoint(1), tensors=broken), tmp_path / "c")
-    with pytest.raises(CheckpointError, match=r"NaN.*Delete it"):
-        load(tmp_path / "c")
+def test_weights_that_diverged_are_loaded_as_they_were_saved(tmp_path: Path) -> None:
+    """Else a memory could not be opened any more: its replay leads to the same weights."""
+    diverged = {"weights.a": torch.tensor([1.0, torch.nan])}
+    save(dataclasses.replace(checkpoint(1), tensors=diverged), tmp_path / "c")
+    found = load(tmp_path / "c")
+    assert found is not None
+    assert found.tensors["weights.a"].isnan().tolist() == [False, True]
 
 
 def test_tensors_that_are_views_are_saved(tmp_path: Path) -> None:

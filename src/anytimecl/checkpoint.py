@@ -109,14 +109,11 @@ def _read(folder: Path) -> Checkpoint:
             raise CheckpointError(
                 f"{folder} is damaged. Delete it: learning is repeated from the memory."
             )
-        tensors = load_file(folder / WEIGHTS)
-        if any(bool(tensor.isnan().any()) for tensor in tensors.values()):
-            raise ValueError("it has numbers that are none: NaN")
         return Checkpoint(
             event=int(manifest["event"]),
             fingerprint=manifest["fingerprint"],
             config=manifest["config"],
-            tensors=tensors,
+            tensors=load_file(folder / WEIGHTS),
             state=manifest["state"],
         )
     except CheckpointError:
