@@ -61,7 +61,7 @@ def _slide(store: Store, checked: int) -> int | None:
         hole = db.execute(first).fetchone()
         if hole is None:
             return None
-        start, end = max(checked, hole[0]), sum(hole)
+        start, end = max(checked, int(hole[0])), int(sum(hole))
         blank = hole[0] < end <= checked or store.records.stream.is_blank(start, end - start)
         if not blank:  # damaged: there are records
             db.execute("DELETE FROM hole WHERE start = ?", hole[:1])
