@@ -96,6 +96,24 @@ def test_too_few_labels_or_images_are_refused(labels: list[int]) -> None:
         measure(images, labels, [images])
 
 
+@pytest.mark.parametrize("viewed", [1, 2])
+def test_too_few_views_are_refused(viewed: int) -> None:
+    """They ended in a linear algebra error, or in a prior that could not be loaded."""
+    images, labels, views = made()
+    with pytest.raises(ModelError, match=f"of 3 images or more, not of {viewed}"):
+        measure(images, labels, [view[:viewed] for view in views])
+
+
+def test_equal_images_and_views_make_a_whole_prior(tmp_path: Path) -> None:
+    """As in a folder with copies, or with pictures that are their own mirror image."""
+    images, labels, views = made()
+    images[20:22] = images[29]
+    views[1][25:28] = images[25:28]
+    found = measure(images, labels, [view[:30] for view in views])
+    found.save(tmp_path / "prior")
+    np.testing.assert_allclose(Prior.load(tmp_path / "prior").near, found.near, rtol=1e-6)
+
+
 def test_what_is_no_prior_is_refused(tmp_path: Path) -> None:
     images, labels, views = made()
     file = tmp_path / "prior"

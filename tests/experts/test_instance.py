@@ -14,10 +14,10 @@ from tests.experts.test_gaussian import DIM, some_images, some_prior
 from tests.helpers import changed
 from torch import Tensor
 
-from anytimecl.backbone.prior import view_space
+from anytimecl.backbone.prior import LEAST, view_space
 from anytimecl.errors import CheckpointError
 from anytimecl.experts import instance
-from anytimecl.experts.instance import COPIES, LEAST, TRUST, InstanceExpert
+from anytimecl.experts.instance import COPIES, TRUST, InstanceExpert
 
 PRIOR = some_prior()
 

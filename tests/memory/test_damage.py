@@ -35,6 +35,7 @@ from anytimecl.memory import (
     verify,
 )
 from anytimecl.memory.database import FILE
+from anytimecl.memory.stream import EXTENT
 
 
 def test_a_flipped_bit_in_a_record_is_found_named_and_left_out(tmp_path: Path) -> None:
@@ -420,3 +421,14 @@ def test_a_damaged_hole_does_not_shorten_the_stream(tmp_path: Path) -> None:
         memory.forget([20])
         memory.append_many(("new", record(n, 2900)) for n in range(90, 99))
         assert_others_whole(memory, records, 20)
+
+
+@pytest.mark.parametrize("data", ["'text'", "7"])
+def test_free_room_of_another_type_is_not_used(data: str, tmp_path: Path) -> None:
+    extent = f"(SELECT min(start) / {EXTENT} FROM hole)"
+    records = spoiled(tmp_path, f"UPDATE extent SET data = {data} WHERE id = {extent}")
+    with open_memory(tmp_path) as memory:
+        damaged = verify(memory).damaged
+        added = memory.append_many(("new", record(n, 2900)) for n in range(90, 99))
+        assert memory.read(added) == [record(n, 2900) for n in range(90, 99)]
+        assert_others_whole(memory, records, *damaged)

@@ -52,6 +52,28 @@ def test_compact_gives_the_room_back(tmp_path: Path) -> None:
         assert_sound(memory)
 
 
+def test_compact_reads_a_hole_once_however_many_records_pass_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("anytimecl.memory.compaction._RECORDS", 4)
+    with RamMemory() as memory:
+        ids = memory.append_many(("cat", record(n, 3000)) for n in range(1, 121))
+        gone = {*ids[:60], *ids[80:90]}
+        memory.forget(sorted(gone))
+        whole, looked, is_blank = memory.records.stream.end, [], memory.records.stream.is_blank
+
+        def watched(start: int, size: int) -> bool:
+            looked.append(size)
+            return is_blank(start, size)
+
+        monkeypatch.setattr(memory.records.stream, "is_blank", watched)
+        compact(memory)
+        assert 0 < sum(looked) <= whole
+        left = [n for n in ids if n not in gone]
+        assert memory.read(left) == [record(n, 3000) for n in left]
+        assert_sound(memory)
+
+
 def test_compact_may_stop_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anytimecl.memory.compaction._RECORDS", 4)
     records = filled(tmp_path, 60, size=3000)

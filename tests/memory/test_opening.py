@@ -99,6 +99,19 @@ def test_a_file_system_without_locks_is_no_other_owner(
         open_memory(tmp_path, create={})
 
 
+def test_a_network_share_that_refuses_what_is_locked_has_another_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path, 1)
+
+    def refused(file: int) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(lock, "_lock", refused)
+    with pytest.raises(StoreError, match="in use by process"):
+        open_memory(tmp_path)
+
+
 def test_a_full_disk_has_room_for_an_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else nothing could be forgotten to make room, and the lock stayed held."""
     filled(tmp_path, 3)

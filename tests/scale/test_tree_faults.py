@@ -135,6 +135,12 @@ def test_a_refused_second_opener_changes_nothing(
         assert (tree.routes.leaves(), keys(tree)) == ([1, 2], sorted(FIRST))
 
 
+def test_a_tree_that_cannot_be_locked_says_so(tmp_path: Path) -> None:
+    (tmp_path / "tree.lock").mkdir()
+    with pytest.raises(StoreError, match=r"The tree in .*: .*tree\.lock: Is a directory\."):
+        opened(tmp_path)
+
+
 def test_an_owner_that_lost_its_lock_writes_and_deletes_nothing(tmp_path: Path) -> None:
     stale = opened(tmp_path)
     teach(stale, range(COUNT))

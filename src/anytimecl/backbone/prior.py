@@ -24,7 +24,9 @@ from anytimecl.errors import ModelError
 from anytimecl.files import replacing
 
 FEWEST = 2  # minimal number of labels, and of images of each
+VIEWED = 3  # minimal number of images with views: one for covariances, two for distances
 NARROW = 1e-3  # minimal variance of an isotropic prior
+LEAST = 1e-3  # lower bound of a distance, for the logarithm
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +86,11 @@ def measure(images: Tensor, labels: Sequence[int], views: Sequence[Tensor]) -> P
     counts = torch.bincount(at).double()
     if len(counts) < FEWEST or counts.min() < FEWEST:
         raise ModelError("A prior is measured on two labels or more, with two images or more each.")
+    if len(views[0]) < VIEWED:
+        raise ModelError(
+            f"A prior is measured on views of {VIEWED} images or more, not of {len(views[0])}: "
+            "`anytimecl model prior` views every fifth image."
+        )
     sums = torch.zeros(len(counts), images.shape[1], dtype=torch.float64).index_add_(0, at, images)
     means = sums / counts.unsqueeze(1)
     centre = means.mean(0)
@@ -98,7 +105,9 @@ def measure(images: Tensor, labels: Sequence[int], views: Sequence[Tensor]) -> P
     seen = images[half : len(moved)] @ space
     copies = (moved[half:] @ space).square().sum(-1).flatten()
     apart = torch.cdist(seen, seen).square().fill_diagonal_(torch.inf).amin(1)
-    near = [value for found in (copies, apart) for value in (found.log().mean(), found.log().std())]
+    # Equal images have the distance 0, and so has a symmetric one from its mirror image.
+    logs = [found.clamp_min(LEAST).log() for found in (copies, apart)]
+    near = [value for found in logs for value in (found.mean(), found.std())]
     return Prior(centre, within, between, _covariance(moved), torch.stack(near))
 
 

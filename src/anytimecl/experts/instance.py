@@ -19,14 +19,13 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from anytimecl.backbone.prior import Prior, view_space
+from anytimecl.backbone.prior import LEAST, Prior, view_space
 from anytimecl.errors import CheckpointError
 from anytimecl.threads import one_thread
 
 KEPT = 2048
 COPIES = 0.02  # prior probability of a copy
 TRUST = 8.0  # images that the prior's distance between images counts as
-LEAST = 1e-3  # lower bound of a distance, for the logarithm
 ROUNDING = 0.1  # rounding error of a log-distance near `LEAST`
 CHUNK = 256  # images compared at once
 

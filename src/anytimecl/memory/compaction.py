@@ -31,8 +31,9 @@ def compact(store: Store) -> int:
         store.vocabulary.drop_unused_candidates()
         # Only needed here, so it is dropped afterwards.
         db.execute("CREATE INDEX IF NOT EXISTS example_start ON example (start)")
-    while _slide(store):
-        pass
+    checked: int | None = 0
+    while checked is not None:
+        checked = _slide(store, checked)
     with store.writing() as db:
         db.execute("DROP INDEX example_start")
         needed = -(-store.records.stream.end // EXTENT)
@@ -49,16 +50,22 @@ def compact(store: Store) -> int:
     return before - _size(store)
 
 
-def _slide(store: Store) -> bool:
-    """Move records after the first hole down into it; returns False if there is no hole."""
+def _slide(store: Store, checked: int) -> int | None:
+    """Move records after the first hole down into it; returns None if there is no hole.
+
+    Holes are blank up to `checked`, and then up to what is returned: a hole that grows on its way
+    up is read once, not again for every batch.
+    """
     with store.writing() as db:
         first = "SELECT start, CAST(size AS INTEGER) FROM hole ORDER BY start LIMIT 1"
         hole = db.execute(first).fetchone()
         if hole is None:
-            return False
-        if not store.records.stream.is_blank(*hole):  # damaged: there are records
+            return None
+        start, end = max(checked, int(hole[0])), int(sum(hole))
+        blank = hole[0] < end <= checked or store.records.stream.is_blank(start, end - start)
+        if not blank:  # damaged: there are records
             db.execute("DELETE FROM hole WHERE start = ?", hole[:1])
-            return True
+            return checked
         after = "SELECT id FROM example WHERE start >= ? AND size > 0 "
         after += f"ORDER BY start LIMIT {_RECORDS}"
         examples = [row[0] for row in db.execute(after, hole[:1])]
@@ -70,7 +77,7 @@ def _slide(store: Store) -> bool:
             # The holes passed are now one, before the records still to be moved.
             db.execute("DELETE FROM hole WHERE start < ?", (passed,))
             store.records.stream.make_hole(target, passed - target)
-        return True
+        return max(checked, end)
 
 
 def _move(store: Store, target: int, examples: Iterable[int]) -> tuple[int, int]:

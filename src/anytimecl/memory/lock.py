@@ -42,7 +42,9 @@ class OwnerLock:
         try:
             _lock(self._file)
         except OSError as error:
-            if sys.platform != "win32" and not isinstance(error, BlockingIOError):
+            # A network share of Windows refuses what another machine has locked.
+            taken = isinstance(error, BlockingIOError | PermissionError)
+            if sys.platform != "win32" and not taken:
                 raise  # the file system has no locks
             owner = os.read(self._file, 32).decode("ascii", "replace").strip() or "unknown"
             raise StoreError(

@@ -81,6 +81,8 @@ class Stream:
         places = start // EXTENT, (start + size - 1) // EXTENT
         found = 0
         for extent, data in self._db.execute(rows, places):
+            if not isinstance(data, bytes):  # a flipped bit made it a text or a number
+                return False
             at = extent * EXTENT
             part = data[max(0, start - at) : start + size - at]
             if part.strip(b"\0"):

@@ -60,8 +60,8 @@ class Vocabulary:
         less = "UPDATE label SET examples = examples - 1 WHERE id = ?"
         self._db.execute(less, (number,))
         # The count has no checksum: a damaged one must not take the text from other examples.
-        unused = "examples <= 0 AND NOT EXISTS (SELECT 1 FROM example WHERE label = ?1)"
-        self._db.execute(f"DELETE FROM label WHERE id = ?1 AND {unused}", (number,))
+        unused = "examples <= 0 AND NOT EXISTS (SELECT 1 FROM example WHERE label = ?)"
+        self._db.execute(f"DELETE FROM label WHERE id = ? AND {unused}", (number, number))
 
     def texts(self) -> dict[int, str]:
         """Undamaged labels by number."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from anytimecl.closing import Closing
-from anytimecl.errors import StoreError
+from anytimecl.errors import StoreError, reason
 from anytimecl.files import make_folder, replacing, shown, sync
 from anytimecl.memory import StoreWarning
 from anytimecl.memory.lock import OwnerLock
@@ -61,11 +61,16 @@ class TreeFolder(Closing):
         if folder.is_file():
             raise StoreError(f"{shown(folder)} is a file: a tree is a folder. Choose another name.")
         refuse_addresses(folder)
-        make_folder(folder)
         self.path = folder
         self.owner = 0  # until `take_over`
         try:
+            make_folder(folder)
             self._lock = OwnerLock(folder / LOCK)
+        except OSError as error:
+            raise StoreError(
+                f"The tree in {shown(folder)} cannot be opened: "
+                f"{error.filename or 'its lock'}: {reason(error)}."
+            ) from error
         except StoreError as error:
             holder = (folder / LOCK).read_text("ascii", "replace").strip() or "unknown"
             raise TreeInUse(
