@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from anytimecl.backbone.prior import VIEWS, Prior, measure, prior_file, view_space
 from anytimecl.errors import ModelError
+from anytimecl.experts import InstanceExpert
 
 DIM, COUNT = 5, 40
 PARTS = ("mean", "within", "between", "view", "near")
@@ -141,6 +143,21 @@ def test_every_model_has_a_file_of_its_own() -> None:
     one, two = (prior_file(Path("cache"), name) for name in ("a model", "another/model"))
     assert one != two
     assert one.parent == two.parent == Path("cache") / "priors"
+
+
+def test_distances_that_an_older_version_could_not_take_the_logarithm_of(tmp_path: Path) -> None:
+    """Its memories open, and an image that was learned is known again."""
+    images, labels, views = made()
+    near = torch.tensor([-torch.inf, torch.nan, 1.5, 0.5])
+    file = tmp_path / "prior.safetensors"
+    dataclasses.replace(measure(images, labels, views), near=near).save(file)
+    prior = Prior.load(file)
+    assert prior.near[2:].tolist() == [1.5, 0.5]
+    expert = InstanceExpert(DIM, prior)
+    expert.add([1, 2], [0, 1], images[:2])
+    copy, label = expert.nearest(torch.cat([images[1:2], images[5:6]]), [0, 1])
+    assert copy[0] > 0.5 > copy[1]
+    assert label[0] == 1
 
 
 def test_the_embedded_prior_is_whole_and_small() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ FEWEST = 2  # minimal number of labels, and of images of each
 VIEWED = 3  # minimal number of images with views: one for covariances, two for distances
 NARROW = 1e-3  # minimal variance of an isotropic prior
 LEAST = 1e-3  # lower bound of a distance, for the logarithm
+SURE = 0.1  # standard deviation of log-distances at that bound
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +59,7 @@ class Prior:
         """Load what `save` wrote."""
         try:
             tensors = load_file(file)
-            if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+            if not all(t.isfinite().all() for name, t in tensors.items() if name != "near"):
                 raise ValueError("it has numbers that are not finite")
             mean = tensors["mean"].double()
             (dim,) = mean.shape
@@ -70,6 +72,9 @@ class Prior:
 
             within, between, view = (square(name) for name in ("within", "between", "view"))
             near = tensors["near"].double().reshape(4)
+            # Versions without `LEAST` measured log 0 on equal images: now only those are copies.
+            equal = torch.tensor([math.log(LEAST), SURE] * 2, dtype=torch.float64)
+            near = torch.where(near.isfinite(), near, equal)
             return cls(mean, within, between, view, near)
         except (OSError, LookupError, ValueError, RuntimeError, SafetensorError) as error:
             raise ModelError(f"{file} is not a whole prior ({error}): measure it again.") from error
