@@ -62,6 +62,13 @@ def test_true_vectors_have_all_of_imagenet() -> None:
     assert [(cut.first, cut.last) for cut in own] == [(n, n + 100) for n in range(0, 1000, 100)]
 
 
+@pytest.mark.parametrize("name", ["few_shot", "data_incremental", "class_incremental", "imprint"])
+def test_defaults_can_be_checked_on_sets_that_they_were_not_chosen_on(name: str) -> None:
+    found = recipe(name, "others")
+    assert not set(found.tasks) & set(recipe(name, "subsets").tasks)
+    assert {found.cuts[task].archive for task in found.tasks} == {"caltech101", "dtd10"}
+
+
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_ablations_are_run_in_both_settings(name: str) -> None:
     methods = [each for each in recipe(name).methods if each.method == "online"]

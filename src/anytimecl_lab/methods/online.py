@@ -31,7 +31,8 @@ class Online(Method):
 
     `batch` keeps the ratio of learning rate to batch size, as in the paper's ablation. `etas` are
     further decay rates of the estimates, evaluated as "ocw eta=0.9" and so on; they need no runs of
-    their own, since all estimates use the same scored examples. `paper` selects the paper's setting
+    their own, since all estimates use the same scored examples. `imprint` is that of
+    `LearnerConfig`, its default unless given. `paper` selects the paper's setting
     where this project's defaults differ: see `_paper.py`.
     """
 
@@ -46,11 +47,14 @@ class Online(Method):
         sampler: Choice[Sampler] = "class_balanced",
         experts: Sequence[Choice[Expert]] = (),
         tune: Literal["block", "classifier", "both"] = "block",
+        imprint: float | None = None,
         paper: bool = False,
         etas: Sequence[float] = (),
     ) -> None:
         super().__init__(world)
         plain = LearnerConfig()
+        if imprint is not None:
+            plain = replace(plain, imprint=imprint)
         config = replace(
             plain, batch=batch, beta=beta, tune=tune, lr=plain.lr * batch / plain.batch
         )
