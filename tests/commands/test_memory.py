@@ -285,6 +285,23 @@ def test_an_error_of_the_disk_is_a_line_and_no_traceback(
         raise run("--debug", "memory", "backup", learned, "copy").exception or AssertionError
 
 
+def test_a_memory_that_has_lost_its_database_is_not_begun_anew(
+    run: Run, learned: Path, photos: Path, model: Path
+) -> None:
+    (learned / "memory.sqlite3").unlink()
+    for words in (
+        ("learn", photos, "--memory", learned, "--model", model),
+        ("serve", "--memory", learned, "--model", model),
+        ("predict", photos, "--memory", learned),
+        ("memory", "info", learned),
+    ):
+        result = run(*words)
+        assert result.exit_code == 2, words
+        assert "memory has lost its memory.sqlite3, which held" in result.stderr, words
+        assert result.stderr.count("\n") == 1, words
+    assert not (learned / "memory.sqlite3").exists()
+
+
 def test_the_store_in_ram_takes_no_folder(run: Run, photos: Path, model: Path) -> None:
     result = run("learn", photos, "--memory", "m", "--model", model, "--store", "ram")
     assert result.exit_code == 2
