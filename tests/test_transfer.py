@@ -32,7 +32,7 @@ from anytimecl.memory import open_memory
 from anytimecl.memory.importing import read_export
 from anytimecl.predicting import digest_of
 from anytimecl.tail import embed
-from anytimecl.transfer import export_classifier, import_classifier, reencode
+from anytimecl.transfer import copy_memory, export_classifier, import_classifier, reencode
 
 
 def opened(folder: Path, **options: Any) -> AnytimeClassifier:
@@ -47,6 +47,29 @@ def lived(folder: Path, **changes: Any) -> Path:
         classifier.forget(example_id=3)
         classifier.learn_one(picture(40), "dog", candidates=["dog", "cat"], key="a key")
     return folder
+
+
+@pytest.mark.parametrize("step", ["checkpoints.save", "shutil.copyfile"])
+def test_a_copy_that_fails_half_way_is_no_memory(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its checkpoint and prior it looked whole, and answered otherwise."""
+    with AnytimeClassifier.open(tmp_path / "a", model=measured(), settings=settings()) as before:
+        before.learn_many(lessons(4))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"anytimecl.transfer.{step}", full)
+        with pytest.raises(StoreError, match="copy cannot be written: .*No space left"):
+            copy_memory(tmp_path / "a", tmp_path / "copy")
+    assert list((tmp_path / "copy").iterdir()) == []
+    copy_memory(tmp_path / "a", tmp_path / "copy")
+    names = {file.name for file in (tmp_path / "copy").iterdir()}
+    assert names == {"memory.sqlite3", "checkpoint", "prior.safetensors"}
+    with AnytimeClassifier.open(tmp_path / "copy", model=measured()) as again:
+        assert len(again) == 4
 
 
 def test_an_imported_classifier_is_the_exported_one(

@@ -19,12 +19,13 @@ from anytimecl.checkpointer import CHECKPOINT
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.codec import Codec, ImageBytes, make_codec
 from anytimecl.errors import ImageError, ModelError, StoreError
-from anytimecl.files import move_into_place
+from anytimecl.files import DRAFT, move_into_place
 from anytimecl.images import load_image
 from anytimecl.memory import Row, Store, backup, open_memory
 from anytimecl.memory.contract import Progress
 from anytimecl.memory.exporting import Features, export_memory
 from anytimecl.memory.importing import Export, Imported, import_into, import_new
+from anytimecl.memory.opening import refuse_to_replace
 from anytimecl.opening import PRIOR, way_out
 from anytimecl.recording import Record
 from anytimecl.registry import Choice
@@ -106,15 +107,32 @@ def export_classifier(
 
 
 def copy_memory(folder: Path, to: Path) -> Path:
-    """Copy the memory in `folder`, even while another process learns; returns the copy's file."""
-    with open_memory(folder, read_only=True) as store:
-        # Before the examples: a checkpoint may be behind the journal, not ahead of it.
-        saved = checkpoints.load_beside_owner(folder / CHECKPOINT)
-        made = backup(store, to)
-        if saved is not None and not outdated(saved, store):
-            checkpoints.save(saved, to / CHECKPOINT)
-    _copy_prior(folder, to)
-    return made
+    """Copy the memory in `folder`, even while another process learns; returns the copy's file.
+
+    The database comes last, and atomically: without its checkpoint and prior the copy is no memory.
+    """
+    to = Path(to)
+    refuse_to_replace(to)
+    if taken := [name for name in (CHECKPOINT, PRIOR) if (to / name).exists()]:
+        raise StoreError(f"There is a {taken[0]} in {to} already: choose another folder.")
+    part = to / f".copy{DRAFT}"
+    try:
+        shutil.rmtree(part, ignore_errors=True)  # left by a crash
+        with open_memory(folder, read_only=True) as store:
+            # Before the examples: a checkpoint may be behind the journal, not ahead of it.
+            saved = checkpoints.load_beside_owner(folder / CHECKPOINT)
+            made = backup(store, part)
+            if saved is not None and not outdated(saved, store):
+                checkpoints.save(saved, part / CHECKPOINT)
+        _copy_prior(folder, part)
+        for name in (CHECKPOINT, PRIOR, made.name):
+            if (part / name).exists():
+                move_into_place(part / name, to / name)
+    except OSError as error:
+        raise StoreError(f"{to} cannot be written: {error}.") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return to / made.name
 
 
 def _copy_prior(folder: Path, to: Path) -> None:
