@@ -21,6 +21,7 @@ from anytimecl.errors import StoreError
 from anytimecl.memory import Row, StoreWarning, backup, lock, open_memory, schema
 from anytimecl.memory.checks import text_checksum
 from anytimecl.memory.database import FILE
+from anytimecl.memory.mark import Mark
 from anytimecl.memory.opening import stored_meta
 from anytimecl.memory.records import checksum
 from anytimecl.memory.stream import EXTENT
@@ -361,6 +362,20 @@ def test_a_memory_that_has_lost_its_database_is_no_new_one(tmp_path: Path) -> No
     with pytest.raises(StoreError, match=told):
         stored_meta(tmp_path)
     before.rename(tmp_path / FILE)
+    with open_memory(tmp_path) as memory:
+        assert len(memory) == 3
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_mark_impossibly_far_away_is_refused(read_only: bool, tmp_path: Path) -> None:
+    """Else the next example had that number, and lists are indexed by it."""
+    filled(tmp_path, 3)
+    mark = Mark(tmp_path / "memory.mark")
+    mark.put(1 << 62)
+    mark.close()
+    with pytest.raises(StoreError, match=r"mark or checkpoint tells of event 46.* impossibly far"):
+        open_memory(tmp_path, read_only=read_only)
+    (tmp_path / "memory.mark").unlink()
     with open_memory(tmp_path) as memory:
         assert len(memory) == 3
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytimecl.errors import StoreError
 from anytimecl.memory.censoring import censor
+from anytimecl.memory.checks import check_number
 from anytimecl.memory.contract import Row, StoreWarning
 from anytimecl.memory.keys import RequestKey
 from anytimecl.memory.queries import Queries
@@ -74,6 +75,7 @@ class Store(Queries):
             first = (self.journal.last() if self.read_only else self.last) + 1
         if promised < first:
             return
+        check_number(promised, first, "The memory's mark or checkpoint")
         self.lost = first, promised
         warnings.warn(
             f"The memory in {self.path and self.path.parent} has lost its events {first} to "
