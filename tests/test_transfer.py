@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,9 +31,11 @@ from anytimecl.acceleration import OnlineLearner
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.codec import make_codec
 from anytimecl.errors import ModelError, StoreError
+from anytimecl.examples import Examples
 from anytimecl.memory import open_memory
 from anytimecl.memory.importing import read_export
 from anytimecl.predicting import digest_of
+from anytimecl.sampling import Uniform
 from anytimecl.tail import embed
 from anytimecl.transfer import copy_memory, export_classifier, import_classifier, reencode
 
@@ -62,7 +67,7 @@ def test_a_copy_that_fails_half_way_is_no_memory(
 
     with monkeypatch.context() as patch:
         patch.setattr(f"anytimecl.transfer.{step}", full)
-        with pytest.raises(StoreError, match="copy cannot be written: .*No space left"):
+        with pytest.raises(StoreError, match=r"copy cannot be written: .*No space left"):
             copy_memory(tmp_path / "a", tmp_path / "copy")
     assert list((tmp_path / "copy").iterdir()) == []
     copy_memory(tmp_path / "a", tmp_path / "copy")
@@ -70,6 +75,49 @@ def test_a_copy_that_fails_half_way_is_no_memory(
     assert names == {"memory.sqlite3", "checkpoint", "prior.safetensors"}
     with AnytimeClassifier.open(tmp_path / "copy", model=measured()) as again:
         assert len(again) == 4
+
+
+@pytest.mark.parametrize("label", ["", " \u200b", "none of these", "a" * 1_000_000, "a\x00b"])
+def test_a_label_that_nobody_could_teach_is_not_imported(label: str, tmp_path: Path) -> None:
+    export_classifier(lived(tmp_path / "a"), tmp_path / "out")
+    export = read_export(tmp_path / "out")
+    [shard] = export.shards
+    table = pq.read_table(tmp_path / "out" / shard)
+    labels = [*table.column("label").to_pylist()[:-1], label]
+    pq.write_table(table.set_column(1, "label", pa.array(labels)), tmp_path / "out" / shard)
+    last = table.column("id").to_pylist()[-1]
+    with opened(tmp_path / "c", settings=settings()):
+        pass
+    for to in ("b", "c"):
+        with pytest.raises(StoreError, match=rf"parquet: example {last}: ") as told:
+            import_classifier(export, tmp_path / to)
+        assert len(str(told.value)) < 500
+    assert not (tmp_path / "b").exists()
+
+
+def test_an_entry_that_cannot_be_replayed_is_named(tmp_path: Path) -> None:
+    export_classifier(lived(tmp_path / "a"), tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "checkpoint")
+    export = read_export(tmp_path / "out")
+
+    def bring(without: str) -> None:
+        events = [(n, kind, {} if kind == without else data) for n, kind, data in export.events]
+        import_classifier(replace(export, events=events), tmp_path / without)
+
+    with pytest.raises(StoreError, match=r"Event \d+ \('forget'\) .* no valid 'examples'"):
+        bring("forget")
+    bring("consolidate")  # a memory of something else than a classifier may have such
+    with pytest.raises(StoreError, match=r"Event \d+ \('consolidate'\) .* no valid 'epochs'"):
+        opened(tmp_path / "consolidate")
+
+
+def test_a_number_impossibly_far_away_is_not_imported(tmp_path: Path) -> None:
+    export_classifier(lived(tmp_path / "a"), tmp_path / "out")
+    export = replace(read_export(tmp_path / "out"), last=1 << 62)
+    with pytest.raises(StoreError, match=r"export tells of event 46.* impossibly far"):
+        import_classifier(export, tmp_path / "b")
+    with pytest.raises(StoreError, match=r"memory tells of event 46.* impossibly far"):
+        Examples(Uniform()).add(1 << 62, "cat")
 
 
 def test_an_imported_classifier_is_the_exported_one(

@@ -21,6 +21,7 @@ from anytimecl.codec import Codec, ImageBytes, make_codec
 from anytimecl.errors import ImageError, ModelError, StoreError
 from anytimecl.files import DRAFT, move_into_place
 from anytimecl.images import load_image
+from anytimecl.labels import clean_label, teachable
 from anytimecl.memory import Row, Store, backup, open_memory
 from anytimecl.memory.contract import Progress
 from anytimecl.memory.exporting import Features, export_memory
@@ -163,10 +164,17 @@ def import_classifier(export: Export, to: Path, *, progress: Progress | None = N
                 checkpoints.save(saved, part / CHECKPOINT)
             _copy_prior(export.folder, part)
 
-        return import_new(export, to, beside=beside, progress=progress)
+        return import_new(export, to, beside=beside, check=_check_labels, progress=progress)
     with open_memory(to) as store:
         _check_same_kind(export.meta, store, to)
-        return import_into(export, store, progress=progress)
+        return import_into(export, store, check=_check_labels, progress=progress)
+
+
+def _check_labels(row: Row) -> None:
+    """Raise LabelError for a label that cannot be learned; one that can is imported as it is."""
+    teachable(row.label)
+    for label in row.candidates or ():
+        clean_label(label)
 
 
 def _check_same_kind(meta: Mapping[str, str], store: Store, to: Path) -> None:
