@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,11 +23,12 @@ from anytimecl.errors import ImageError, ModelError, StoreError
 from anytimecl.files import DRAFT, move_into_place
 from anytimecl.images import load_image
 from anytimecl.labels import clean_label, teachable
-from anytimecl.memory import Row, Store, backup, open_memory
+from anytimecl.memory import Row, Store, backup, open_memory, rescue
 from anytimecl.memory.contract import Progress
 from anytimecl.memory.exporting import Features, export_memory
 from anytimecl.memory.importing import Export, Imported, import_into, import_new
 from anytimecl.memory.opening import refuse_to_replace
+from anytimecl.memory.salvage import Rescued
 from anytimecl.opening import PRIOR, way_out
 from anytimecl.recording import Record
 from anytimecl.registry import Choice
@@ -134,6 +136,12 @@ def copy_memory(folder: Path, to: Path) -> Path:
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return to / made.name
+
+
+def rescue_memory(folder: Path, to: Path, *, progress: Progress | None = None) -> Rescued:
+    """`rescue` the memory in `folder`; its prior comes along, and its checkpoint is made anew."""
+    with open_memory(folder, read_only=True) as store:
+        return rescue(store, to, beside=partial(_copy_prior, folder), progress=progress)
 
 
 def _copy_prior(folder: Path, to: Path) -> None:
