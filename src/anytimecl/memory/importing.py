@@ -93,7 +93,7 @@ def import_new(
     """Recreate the exported memory, with the same ids, in a new folder, atomically."""
     with all_at_once(Path(to)) as part:
         with open_memory(part, create=export.meta) as store:
-            for rows in _rows(export, check, progress):
+            for rows in _rows(export, progress, check):
                 with store.writing():
                     for example, row in rows:
                         check_number(example, store.last, "The export")
@@ -123,7 +123,7 @@ def import_into(
     Images that are in the memory are skipped as well: their label there may be a correction.
     """
     new, added = 0, set[int | None]()
-    for rows in _rows(export, check, progress):
+    for rows in _rows(export, progress, check):
         with store.writing():
             for example, row in rows:
                 keyed = row._replace(key=row.key or _key(example, row))
@@ -152,7 +152,7 @@ def _key(example: int, row: Row) -> str:
 
 
 def _rows(
-    export: Export, check: Check, progress: Progress | None
+    export: Export, progress: Progress | None, check: Check = lambda row: None
 ) -> Iterator[list[tuple[int, Row]]]:
     """Batches of examples in order, verified."""
     pq = pyarrow_parquet()
