@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -29,7 +31,7 @@ from tests.helpers import (
 from anytimecl import transfer
 from anytimecl.acceleration import OnlineLearner
 from anytimecl.classifier import AnytimeClassifier
-from anytimecl.codec import make_codec
+from anytimecl.codec import make_codec, pack
 from anytimecl.errors import ModelError, StoreError
 from anytimecl.examples import Examples
 from anytimecl.memory import open_memory
@@ -109,6 +111,29 @@ def test_an_entry_that_cannot_be_replayed_is_named(tmp_path: Path) -> None:
     bring("consolidate")  # a memory of something else than a classifier may have such
     with pytest.raises(StoreError, match=r"Event \d+ \('consolidate'\) .* no valid 'epochs'"):
         opened(tmp_path / "consolidate")
+
+
+def test_numbers_that_are_not_finite_are_not_imported_and_not_learned(tmp_path: Path) -> None:
+    export_classifier(lived(tmp_path / "a"), tmp_path / "out")
+    export = read_export(tmp_path / "out")
+    [shard] = export.shards
+    table = pq.read_table(tmp_path / "out" / shard)
+    spec = model().spec
+    values = np.full((spec.tokens, spec.tail.width), np.inf, "<f4")
+    forged = pack("tokens-fp32", *values.shape, bytes(2) + values.tobytes())
+    for column, made in (("record", forged), ("checksum", zlib.crc32(forged))):
+        at = table.schema.get_field_index(column)
+        cells = [*table.column(column).to_pylist()[:-1], made]
+        table = table.set_column(
+            at, table.schema.field(at), pa.array(cells, table.schema.types[at])
+        )
+    pq.write_table(table, tmp_path / "out" / shard)
+    with pytest.raises(StoreError, match=r"parquet: example \d+: .* not finite"):
+        import_classifier(export, tmp_path / "b")
+    with opened(lived(tmp_path / "c")) as classifier:
+        example = classifier.memory.append("dog", forged)
+        with pytest.raises(StoreError, match=f"example {example} is damaged: .* not finite"):
+            classifier._catch_up()
 
 
 def test_a_number_impossibly_far_away_is_not_imported(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from anytimecl.backbone import Backbone
 from anytimecl.backbone.text import LabelCache
 from anytimecl.blend import blend
 from anytimecl.codec import Codec
+from anytimecl.errors import StoreError
 from anytimecl.evidence import Evidence
 from anytimecl.examples import Examples
 from anytimecl.learner import Learner
@@ -129,6 +130,11 @@ class Trainer:
             self.enter(label)
             batch = self._batch([Stored(example, record, candidates), *replayed], label)
             image = first_image(self.backbone.tail, self.backbone.spec.tail, batch.tokens)
+            if not image.isfinite().all():  # of a forged record: no weight would be finite after it
+                raise StoreError(
+                    f"The record of example {example} is damaged: it holds numbers that are not "
+                    "finite. Restore a backup."
+                )
             # Few numbers: on the CPU, where launching a GPU kernel would take longer.
             original = self.learner.named_by_original(image, batch.vectors.cpu())
             if self.learner.optimiser.steps == 0:

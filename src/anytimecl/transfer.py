@@ -18,7 +18,7 @@ from anytimecl import checkpoint as checkpoints
 from anytimecl.backbone import Backbone, Spec
 from anytimecl.checkpointer import CHECKPOINT
 from anytimecl.classifier import AnytimeClassifier
-from anytimecl.codec import Codec, ImageBytes, make_codec
+from anytimecl.codec import CODECS, Codec, ImageBytes, make_codec
 from anytimecl.errors import ImageError, ModelError, StoreError
 from anytimecl.files import DRAFT, move_into_place
 from anytimecl.images import load_image
@@ -164,6 +164,7 @@ def import_classifier(export: Export, to: Path, *, progress: Progress | None = N
     to = Path(to)
     if to.is_file():
         raise StoreError(f"{to} is a file: choose a folder.")
+    check = _check_of(export.meta)
     if not to.exists() or not any(to.iterdir()):
 
         def beside(part: Path) -> None:
@@ -172,17 +173,32 @@ def import_classifier(export: Export, to: Path, *, progress: Progress | None = N
                 checkpoints.save(saved, part / CHECKPOINT)
             _copy_prior(export.folder, part)
 
-        return import_new(export, to, beside=beside, check=_check_labels, progress=progress)
+        return import_new(export, to, beside=beside, check=check, progress=progress)
     with open_memory(to) as store:
         _check_same_kind(export.meta, store, to)
-        return import_into(export, store, check=_check_labels, progress=progress)
+        return import_into(export, store, check=check, progress=progress)
 
 
-def _check_labels(row: Row) -> None:
-    """Raise LabelError for a label that cannot be learned; one that can is imported as it is."""
-    teachable(row.label)
-    for label in row.candidates or ():
-        clean_label(label)
+def _check_of(meta: Mapping[str, str]) -> Callable[[Row], None]:
+    """A check of rows; a label that can be learned is imported as it is."""
+    codec = None
+    if "settings" in meta and "spec" in meta:
+        choice = Settings.from_json(meta["settings"]).codec
+        spec = Spec.from_dict(json.loads(meta["spec"]))
+        if CODECS.read(choice).name.startswith("tokens-fp"):
+            codec = make_codec(choice, spec, {})  # these need no model
+
+    def check(row: Row) -> None:
+        teachable(row.label)
+        for label in row.candidates or ():
+            clean_label(label)
+        if codec is not None:
+            tokens = codec.decode([row.record])
+            assert isinstance(tokens, Tensor)
+            if not tokens.isfinite().all():
+                raise StoreError("The record is damaged: it holds numbers that are not finite.")
+
+    return check
 
 
 def _check_same_kind(meta: Mapping[str, str], store: Store, to: Path) -> None:
