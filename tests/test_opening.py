@@ -56,6 +56,8 @@ def test_a_damaged_name_of_the_store_is_told(content: bytes | None, learned: Pat
         (lambda prior: {**prior, "near": torch.zeros(2)}, "not a whole prior"),
         (lambda prior: {**prior, "view": torch.full_like(prior["view"], torch.nan)}, "not finite"),
         (lambda prior: {**prior, "mean": prior["mean"][None]}, "not a whole prior"),
+        (lambda prior: {**prior, "within": -prior["within"]}, "'within' is no .*positive definite"),
+        (lambda prior: {**prior, "view.scale": torch.zeros(1)}, "'view' is no .*positive definite"),
     ],
 )
 def test_a_damaged_prior_is_told(

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import shutil
 import time
+import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,13 +31,15 @@ from tests.helpers import (
 from anytimecl import transfer
 from anytimecl.acceleration import OnlineLearner
 from anytimecl.classifier import AnytimeClassifier
-from anytimecl.codec import make_codec
+from anytimecl.codec import make_codec, pack
 from anytimecl.errors import ModelError, StoreError
+from anytimecl.examples import Examples
 from anytimecl.memory import open_memory
 from anytimecl.memory.importing import read_export
 from anytimecl.predicting import digest_of
+from anytimecl.sampling import Uniform
 from anytimecl.tail import embed
-from anytimecl.transfer import export_classifier, import_classifier, reencode
+from anytimecl.transfer import copy_memory, export_classifier, import_classifier, reencode
 
 
 def opened(folder: Path, **options: Any) -> AnytimeClassifier:
@@ -47,6 +54,91 @@ def lived(folder: Path, **changes: Any) -> Path:
         classifier.forget(example_id=3)
         classifier.learn_one(picture(40), "dog", candidates=["dog", "cat"], key="a key")
     return folder
+
+
+@pytest.mark.parametrize("step", ["checkpoints.save", "shutil.copyfile"])
+def test_a_copy_that_fails_half_way_is_no_memory(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its checkpoint and prior it looked whole, and answered otherwise."""
+    with AnytimeClassifier.open(tmp_path / "a", model=measured(), settings=settings()) as before:
+        before.learn_many(lessons(4))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"anytimecl.transfer.{step}", full)
+        with pytest.raises(StoreError, match=r"copy cannot be written: .*No space left"):
+            copy_memory(tmp_path / "a", tmp_path / "copy")
+    assert list((tmp_path / "copy").iterdir()) == []
+    copy_memory(tmp_path / "a", tmp_path / "copy")
+    names = {file.name for file in (tmp_path / "copy").iterdir()}
+    assert names == {"memory.sqlite3", "checkpoint", "prior.safetensors"}
+    with AnytimeClassifier.open(tmp_path / "copy", model=measured()) as again:
+        assert len(again) == 4
+
+
+@pytest.mark.parametrize("label", ["", " \u200b", "none of these", "a" * 1_000_000, "a\x00b"])
+def test_a_label_that_nobody_could_teach_is_not_imported(label: str, tmp_path: Path) -> None:
+    export_classifier(lived(tmp_path / "a"), tmp_path / "out")
+    export = read_export(tmp_path / "out")
+    [shard] = export.shards
+    table = pq.read_table(tmp_path / "out" / shard)
+    labels = [*table.column("label").to_pylist()[:-1], label]
+    pq.write_table(table.set_column(1, "label", pa.array(labels)), tmp_path / "out" / shard)
+    last = table.column("id").to_pylist()[-1]
+    with opened(tmp_path / "c", settings=settings()):
+        pass
+    for to in ("b", "c"):
+        with pytest.raises(StoreError, match=rf"parquet: example {last}: ") as told:
+            import_classifier(export, tmp_path / to)
+        assert len(str(told.value)) < 500
+    assert not (tmp_path / "b").exists()
+
+
+def test_an_entry_that_cannot_be_replayed_is_named(tmp_path: Path) -> None:
+    export_classifier(lived(tmp_path / "a"), tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "checkpoint")
+    export = read_export(tmp_path / "out")
+
+    def bring(kind: str) -> None:
+        forged = replace(export, events=[(export.last, kind, {})])
+        import_classifier(forged, tmp_path / kind)
+
+    with pytest.raises(StoreError, match=r"Event \d+ \('forget'\) .* no valid 'examples'"):
+        bring("forget")
+    bring("consolidate")  # a memory of something else than a classifier may have such
+    with pytest.raises(StoreError, match=r"Event \d+ \('consolidate'\) .* no valid 'epochs'"):
+        opened(tmp_path / "consolidate")
+
+
+def test_numbers_that_are_not_finite_are_not_imported(tmp_path: Path) -> None:
+    export_classifier(lived(tmp_path / "a"), tmp_path / "out")
+    export = read_export(tmp_path / "out")
+    [shard] = export.shards
+    table = pq.read_table(tmp_path / "out" / shard)
+    spec = model().spec
+    values = np.full((spec.tokens, spec.tail.width), np.inf, "<f4")
+    forged = pack("tokens-fp32", *values.shape, bytes(2) + values.tobytes())
+    for column, made in (("record", forged), ("checksum", zlib.crc32(forged))):
+        at = table.schema.get_field_index(column)
+        cells = [*table.column(column).to_pylist()[:-1], made]
+        table = table.set_column(
+            at, table.schema.field(at), pa.array(cells, table.schema.types[at])
+        )
+    pq.write_table(table, tmp_path / "out" / shard)
+    with pytest.raises(StoreError, match=r"parquet: example \d+: .* not finite"):
+        import_classifier(export, tmp_path / "b")
+
+
+def test_a_number_impossibly_far_away_is_not_imported(tmp_path: Path) -> None:
+    export_classifier(lived(tmp_path / "a"), tmp_path / "out")
+    export = replace(read_export(tmp_path / "out"), last=1 << 62)
+    with pytest.raises(StoreError, match=r"export tells of event 46.* impossibly far"):
+        import_classifier(export, tmp_path / "b")
+    with pytest.raises(StoreError, match=r"memory tells of event 46.* impossibly far"):
+        Examples(Uniform()).add(1 << 62, "cat")
 
 
 def test_an_imported_classifier_is_the_exported_one(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from anytimecl.memory.checks import check_number
 from anytimecl.sampling import Sampler
 
 
@@ -44,6 +45,8 @@ class Examples:
 
     def add(self, example: int, label: str) -> None:
         """Add a learned example, which may be drawn from now on."""
+        if example > len(self._of):  # a gap, which is filled below
+            check_number(example, len(self._of), "The memory")
         self.sampler.add(example, label)
         if label not in self._place:
             self._place[label] = len(self._texts)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from anytimecl.checkpoint import Checkpoint
 from anytimecl.consolidation import CHUNK, OfflineTrainer
-from anytimecl.errors import CheckpointError
+from anytimecl.errors import CheckpointError, StoreError
 from anytimecl.memory.acts import MERGE, RENAME, WITHDRAW, Act, LabelHistory
-from anytimecl.memory.contract import Progress
+from anytimecl.memory.contract import Event, Progress
 from anytimecl.trainer import Learned
 
 
@@ -43,7 +43,7 @@ class JournaledTrainer(OfflineTrainer):
             elif event.number in past.acts:
                 self.correct(past.acts[event.number])
             elif event.kind == "consolidate":
-                self.consolidate(int(event.data["epochs"]), event.number)
+                self.consolidate(_epochs(event), event.number)
             elif event.kind == "forget":
                 self.forget(event.data["examples"], taken)
             elif event.kind == "evict":
@@ -206,3 +206,13 @@ class JournaledTrainer(OfflineTrainer):
             label = past.label_at(example, example, self.memory.label(example))
             if label is not None:  # None: it was undone
                 self.teach(example, label, each.record, each.candidates)
+
+
+def _epochs(event: Event) -> int:
+    epochs = event.data.get("epochs")
+    if not isinstance(epochs, int) or epochs < 1:
+        raise StoreError(
+            f"Event {event.number} ({event.kind!r}) of the memory has no valid 'epochs', and so "
+            "cannot be replayed: restore a backup."
+        )
+    return epochs

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,12 +20,15 @@ from anytimecl.checkpointer import CHECKPOINT
 from anytimecl.classifier import AnytimeClassifier
 from anytimecl.codec import Codec, ImageBytes, make_codec
 from anytimecl.errors import ImageError, ModelError, StoreError
-from anytimecl.files import move_into_place
+from anytimecl.files import DRAFT, move_into_place
 from anytimecl.images import load_image
-from anytimecl.memory import Row, Store, backup, open_memory
+from anytimecl.labels import clean_label, teachable
+from anytimecl.memory import Row, Store, backup, open_memory, rescue
 from anytimecl.memory.contract import Progress
 from anytimecl.memory.exporting import Features, export_memory
 from anytimecl.memory.importing import Export, Imported, import_into, import_new
+from anytimecl.memory.opening import refuse_to_replace
+from anytimecl.memory.salvage import Rescued
 from anytimecl.opening import PRIOR, way_out
 from anytimecl.recording import Record
 from anytimecl.registry import Choice
@@ -106,15 +110,38 @@ def export_classifier(
 
 
 def copy_memory(folder: Path, to: Path) -> Path:
-    """Copy the memory in `folder`, even while another process learns; returns the copy's file."""
+    """Copy the memory in `folder`, even while another process learns; returns the copy's file.
+
+    The database comes last, and atomically: without its checkpoint and prior the copy is no memory.
+    """
+    to = Path(to)
+    refuse_to_replace(to)
+    if taken := [name for name in (CHECKPOINT, PRIOR) if (to / name).exists()]:
+        raise StoreError(f"There is a {taken[0]} in {to} already: choose another folder.")
+    part = to / f".copy{DRAFT}"
+    try:
+        shutil.rmtree(part, ignore_errors=True)  # left by a crash
+        with open_memory(folder, read_only=True) as store:
+            # Before the examples: a checkpoint may be behind the journal, not ahead of it.
+            saved = checkpoints.load_beside_owner(folder / CHECKPOINT)
+            made = backup(store, part)
+            if saved is not None and not outdated(saved, store):
+                checkpoints.save(saved, part / CHECKPOINT)
+        _copy_prior(folder, part)
+        for name in (CHECKPOINT, PRIOR, made.name):
+            if (part / name).exists():
+                move_into_place(part / name, to / name)
+    except OSError as error:
+        raise StoreError(f"{to} cannot be written: {error}.") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return to / made.name
+
+
+def rescue_memory(folder: Path, to: Path, *, progress: Progress | None = None) -> Rescued:
+    """`rescue` the memory in `folder`; its prior comes along, and its checkpoint is made anew."""
     with open_memory(folder, read_only=True) as store:
-        # Before the examples: a checkpoint may be behind the journal, not ahead of it.
-        saved = checkpoints.load_beside_owner(folder / CHECKPOINT)
-        made = backup(store, to)
-        if saved is not None and not outdated(saved, store):
-            checkpoints.save(saved, to / CHECKPOINT)
-    _copy_prior(folder, to)
-    return made
+        return rescue(store, to, beside=partial(_copy_prior, folder), progress=progress)
 
 
 def _copy_prior(folder: Path, to: Path) -> None:
@@ -137,6 +164,7 @@ def import_classifier(export: Export, to: Path, *, progress: Progress | None = N
     to = Path(to)
     if to.is_file():
         raise StoreError(f"{to} is a file: choose a folder.")
+    check = _check_of(export.meta)
     if not to.exists() or not any(to.iterdir()):
 
         def beside(part: Path) -> None:
@@ -145,10 +173,30 @@ def import_classifier(export: Export, to: Path, *, progress: Progress | None = N
                 checkpoints.save(saved, part / CHECKPOINT)
             _copy_prior(export.folder, part)
 
-        return import_new(export, to, beside=beside, progress=progress)
+        return import_new(export, to, beside=beside, check=check, progress=progress)
     with open_memory(to) as store:
         _check_same_kind(export.meta, store, to)
-        return import_into(export, store, progress=progress)
+        return import_into(export, store, check=check, progress=progress)
+
+
+def _check_of(meta: Mapping[str, str]) -> Callable[[Row], None]:
+    """A check of rows; a label that can be learned is imported as it is."""
+    codec = None
+    name = json.loads(meta.get("settings", "{}")).get("codec")
+    if name in ("tokens-fp16", "tokens-fp32"):  # these need no model; others may not be registered
+        codec = make_codec(name, Spec.from_dict(json.loads(meta["spec"])), {})
+
+    def check(row: Row) -> None:
+        teachable(row.label)
+        for label in row.candidates or ():
+            clean_label(label)
+        if codec is not None:
+            tokens = codec.decode([row.record])
+            assert isinstance(tokens, Tensor)
+            if not tokens.isfinite().all():
+                raise StoreError("The record is damaged: it holds numbers that are not finite.")
+
+    return check
 
 
 def _check_same_kind(meta: Mapping[str, str], store: Store, to: Path) -> None:

@@ -333,6 +333,18 @@ def test_assembly_repairs_a_damaged_folder(tmp_path: Path, monkeypatch: pytest.M
     assert (made / "file").read_text() == "build 1"
 
 
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", '{"files": 3}', '{"files": {"a": {}}}', '{"files": {"a": null}}', "{"]
+)
+def test_a_manifest_without_its_keys_is_a_damaged_folder(content: str, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    for look in (assemble.sound, assemble.damaged_files, assemble.require_whole):
+        with pytest.raises(ModelError, match=r"damaged .*Delete it and run `anytimecl model fetch"):
+            look(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"files": {}}')
+    assert not assemble.sound(tmp_path)  # of another version
+
+
 @pytest.mark.parametrize("tail_blocks", [0, 13, -1])
 def test_a_tail_that_the_model_does_not_have_is_refused(tail_blocks: int) -> None:
     with pytest.raises(ModelError, match="between 1 and 12"):

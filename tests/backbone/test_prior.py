@@ -89,6 +89,7 @@ def test_at_512_dimensions_it_is_small(tmp_path: Path) -> None:
     images, labels, views = made(512, 60)
     measure(images, labels, views).save(tmp_path / "prior")
     assert (tmp_path / "prior").stat().st_size < 1_500_000
+    assert Prior.load(tmp_path / "prior").within.shape == (512, 512)  # singular, and rounded
 
 
 @pytest.mark.parametrize("labels", [[0] * 6, [0, 0, 0, 1, 1, 2], [0, 0, 0, 2, 2, 2]])

@@ -48,14 +48,20 @@ def test_verify(run: Run, learned: Path) -> None:
     assert (result.exit_code, result.stdout) == (0, "12 examples checked, 0 damaged\n")
 
 
-def test_verify_names_what_is_damaged(run: Run, learned: Path) -> None:
-    with open_memory(learned) as store:
+def damaged(folder: Path) -> int:
+    """Flip a bit of the first example's record; returns its id."""
+    with open_memory(folder) as store:
         example = next(iter(store.ids()))[0]
         record = store.example(example).record
-    with closing(sqlite3.connect(learned / "memory.sqlite3")) as db, db:
+    with closing(sqlite3.connect(folder / "memory.sqlite3")) as db, db:
         [(extent, data)] = [row for row in db.execute("SELECT * FROM extent") if record in row[1]]
         flipped = data.replace(record, bytes([record[0] ^ 1]) + record[1:])
         db.execute("UPDATE extent SET data = ? WHERE id = ?", (flipped, extent))
+    return example
+
+
+def test_verify_names_what_is_damaged(run: Run, learned: Path) -> None:
+    example = damaged(learned)
     result = run("memory", "verify", learned)
     assert result.exit_code == 1
     assert f"1 damaged: {example}" in result.stdout
@@ -283,6 +289,37 @@ def test_an_error_of_the_disk_is_a_line_and_no_traceback(
     assert result.stderr == "/disk/out: Read-only file system.\n"
     with pytest.raises(OSError, match="Read-only"):
         raise run("--debug", "memory", "backup", learned, "copy").exception or AssertionError
+
+
+def test_rescue_saves_what_can_be_read(run: Run, learned: Path) -> None:
+    result = run("memory", "rescue", learned, "whole")
+    assert (result.exit_code, result.stderr) == (0, "")
+    example = damaged(learned)
+    result = run("memory", "rescue", learned, "new")
+    assert result.exit_code == 1
+    assert result.stdout.split() == f"Rescued 11 examples of {learned} into new.".split()
+    assert f"Lost (1):\n  example {example}\n" in result.stderr
+    with AnytimeClassifier.open(Path("new")) as classifier:
+        assert len(classifier) == 11
+    assert run("memory", "rescue", learned, "new").exit_code == 2
+
+
+def test_a_memory_that_has_lost_its_database_is_not_begun_anew(
+    run: Run, learned: Path, photos: Path, model: Path
+) -> None:
+    (learned / "memory.sqlite3").unlink()
+    for words in (
+        ("learn", photos, "--memory", learned, "--model", model),
+        ("serve", "--memory", learned, "--model", model),
+        ("predict", photos, "--memory", learned),
+        ("memory", "info", learned),
+    ):
+        result = run(*words)
+        assert result.exit_code == 2, words
+        told = result.stderr.splitlines()[-1]
+        assert "memory has lost its memory.sqlite3, which held" in told, words
+        assert told.endswith("delete what is still there to start anew."), words
+    assert not (learned / "memory.sqlite3").exists()
 
 
 def test_the_store_in_ram_takes_no_folder(run: Run, photos: Path, model: Path) -> None:

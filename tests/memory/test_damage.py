@@ -34,6 +34,7 @@ from anytimecl.memory import (
     rescue,
     verify,
 )
+from anytimecl.memory.checks import text_checksum
 from anytimecl.memory.database import FILE
 from anytimecl.memory.stream import EXTENT
 
@@ -271,6 +272,23 @@ def test_a_damaged_event_is_named(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="Event 2 of the memory is damaged"):
             list(memory.events())
         assert verify(memory).problems == ("Event 2 is damaged.",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [("evict", "{}"), ("rename", '{"before": [1], "label": "a"}'), ("merge", "[]"), ("note", "{")],
+)
+def test_a_forged_event_is_named(kind: str, data: str, tmp_path: Path) -> None:
+    """Its checksum is right, and what replays it would not find its fields."""
+    with open_memory(tmp_path, create={}) as memory:
+        memory.append("cat", b"one")
+        with memory.writing() as db:
+            entry = (2, kind, data, text_checksum(2, kind, data))
+            db.execute("INSERT INTO event VALUES (?, ?, ?, ?)", entry)
+        with pytest.raises(StoreError, match=rf"Event 2 \('{kind}'\) .* cannot be replayed"):
+            list(memory.events())
+        assert verify(memory).problems == ("Event 2 is damaged.",)
+        assert rescue(memory, tmp_path / "new").examples == 1
 
 
 def test_damaged_meta_is_refused(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from anytimecl.errors import StoreError
 from anytimecl.memory import Row, StoreWarning, backup, lock, open_memory, schema
 from anytimecl.memory.checks import text_checksum
 from anytimecl.memory.database import FILE
+from anytimecl.memory.mark import Mark
+from anytimecl.memory.opening import stored_meta
 from anytimecl.memory.records import checksum
 from anytimecl.memory.stream import EXTENT
 
@@ -360,6 +362,46 @@ def test_nothing_is_acknowledged_in_a_memory_whose_database_alone_was_removed(
             file.unlink()
         with pytest.raises(StoreError, match="was removed while it was in use"):
             memory.append("cat", b"two")
+
+
+def test_a_memory_that_has_lost_its_database_is_no_new_one(tmp_path: Path) -> None:
+    told = rf"lost its {FILE}, .* event 3; .*: memory.lock, memory.mark, checkpoint\. Restore"
+    filled(tmp_path, 3)
+    (tmp_path / "checkpoint").mkdir()
+    before = (tmp_path / FILE).rename(tmp_path / "elsewhere")
+    for options in ({"create": {}}, {}, {"read_only": True}):
+        with pytest.raises(StoreError, match=told):
+            open_memory(tmp_path, **options)  # type: ignore[arg-type]
+    with pytest.raises(StoreError, match=told):
+        stored_meta(tmp_path)
+    before.rename(tmp_path / FILE)
+    with open_memory(tmp_path) as memory:
+        assert len(memory) == 3
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_mark_impossibly_far_away_is_refused(read_only: bool, tmp_path: Path) -> None:
+    """Else the next example had that number, and lists are indexed by it."""
+    filled(tmp_path, 3)
+    mark = Mark(tmp_path / "memory.mark")
+    mark.put(1 << 62)
+    mark.close()
+    with pytest.raises(StoreError, match=r"mark or checkpoint tells of event 46.* impossibly far"):
+        open_memory(tmp_path, read_only=read_only)
+    (tmp_path / "memory.mark").unlink()
+    with open_memory(tmp_path) as memory:
+        assert len(memory) == 3
+
+
+def test_a_folder_where_nothing_was_acknowledged_holds_a_new_memory(tmp_path: Path) -> None:
+    open_memory(tmp_path, create={}).close()
+    (tmp_path / FILE).unlink()
+    open_memory(tmp_path, create={}).close()
+    filled(tmp_path, 3)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    with open_memory(tmp_path, create={}) as memory:
+        assert len(memory) == 0
 
 
 def test_the_folders_of_a_memory_that_lasts_are_on_the_disk(

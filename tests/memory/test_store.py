@@ -160,7 +160,7 @@ def test_the_journal_tells_everything_in_order(memory: Store) -> None:
 
 
 def test_iterators_go_on_while_others_write(memory: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anytimecl.memory.queries._AT_ONCE", 2)
+    monkeypatch.setattr("anytimecl.memory.store._AT_ONCE", 2)
     ids = memory.append_many([("cat", b"x")] * 5)
     seen = []
     for example, _ in memory.ids():

@@ -29,6 +29,7 @@ VIEWED = 3  # minimal number of images with views: one for covariances, two for 
 NARROW = 1e-3  # minimal variance of an isotropic prior
 LEAST = 1e-3  # lower bound of a distance, for the logarithm
 SURE = 0.1  # standard deviation of log-distances at that bound
+SLACK = 1e-3  # of a covariance's norm: more than half precision takes from an eigenvalue
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +69,11 @@ class Prior:
             def square(name: str) -> Tensor:
                 matrix = torch.zeros(dim, dim, dtype=torch.float64)
                 matrix[upper[0], upper[1]] = tensors[name].double()
-                return (matrix + matrix.triu(1).T) * tensors[f"{name}.scale"].double()
+                matrix = (matrix + matrix.triu(1).T) * tensors[f"{name}.scale"].double()
+                ridge = SLACK * matrix.norm() * torch.eye(dim, dtype=torch.float64)
+                if torch.linalg.cholesky_ex(matrix + ridge).info:
+                    raise ValueError(f"its {name!r} is no covariance: not positive definite")
+                return matrix
 
             within, between, view = (square(name) for name in ("within", "between", "view"))
             near = tensors["near"].double().reshape(4)

@@ -153,11 +153,15 @@ def read_meta(memory: Path, *, read_only: bool) -> Mapping[str, str]:
 
 
 def exists(memory: Path) -> bool:
-    """Whether the folder has a memory."""
+    """Whether the folder has a memory; StoreError if it has the remains of one."""
     from anytimecl.memory.database import FILE
+    from anytimecl.memory.opening import refuse_remains
     from anytimecl.opening import STORE
 
-    return any((memory / file).exists() for file in (FILE, STORE))
+    if any((memory / file).exists() for file in (FILE, STORE)):
+        return True
+    refuse_remains(memory)
+    return False
 
 
 def load_model(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _SAID = {
+    r"`anytimecl\.memory\.rescue`": "`anytimecl memory rescue`",
     r", or open it here with read_only=True": "",
     r'\b(model|codec)="([^"]*)"': r"--\1 \2",
     r"with (\w+)=(.+), not (.+)\. Open it without settings": r"with --\1 \2, not \3. Leave it out",

@@ -84,6 +84,25 @@ def copy(
     typer.echo(f"Copied {folder} to {to} ({_screen.size(made.stat().st_size)}).")
 
 
+@app.command("rescue")
+def save_the_rest(
+    folder: Folder,
+    to: Annotated[Path, typer.Argument(help="A new folder for what can still be read.")],
+) -> None:
+    """Write what can still be read of a damaged memory as a new one, with the same ids.
+
+    It is learned again when the new memory is opened. Ends with 1 if anything was lost.
+    """
+    from anytimecl.transfer import rescue_memory
+
+    with _screen.progress("rescue") as advance:
+        saved, lost = rescue_memory(folder, to, progress=advance)
+    typer.echo(f"Rescued {_screen.counted(saved, 'example')} of {folder} into {to}.")
+    _screen.report([f"example {number}" for number in lost], "Lost")
+    if lost:
+        raise typer.Exit(1)
+
+
 @app.command("compact")
 def shrink(folder: Folder) -> None:
     """Free the disk space of forgotten examples."""

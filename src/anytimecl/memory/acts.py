@@ -18,7 +18,6 @@ from anytimecl.memory.contract import Event
 from anytimecl.memory.keys import RequestKey
 
 if TYPE_CHECKING:
-    from anytimecl.memory.queries import Queries
     from anytimecl.memory.store import Store
 
 LEARN, RELABEL, MERGE, RENAME, WITHDRAW = "learn", "relabel", "merge", "rename", "withdraw"
@@ -103,14 +102,14 @@ class LabelHistory:
         return not about.isdisjoint(labels) or not self._of.keys().isdisjoint(examples)
 
 
-def history(store: Queries, after: int = 0) -> LabelHistory:
+def history(store: Store, after: int = 0) -> LabelHistory:
     """Corrections after an event; needs no transaction."""
     with store.reading():
         found = [act_of(event) for event in store.journal.of_kinds(KINDS, after)]
     return LabelHistory(act for act in found if act is not None)
 
 
-def ids_at(store: Queries, number: int) -> Iterator[tuple[int, str]]:
+def ids_at(store: Store, number: int) -> Iterator[tuple[int, str]]:
     """Every (id, label) as of just after event `number`, in order of arrival."""
     since = history(store, number)
     texts: dict[int, str] = {}

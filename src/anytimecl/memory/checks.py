@@ -5,6 +5,19 @@ from __future__ import annotations
 import struct
 import zlib
 
+from anytimecl.errors import StoreError
+
+FARTHEST = 1 << 28  # events between two examples: more than any memory has had
+
+
+def check_number(number: int, last: int, where: str) -> None:
+    """StoreError for a number impossibly far above `last`: lists are indexed by it."""
+    if number - last > FARTHEST:
+        raise StoreError(
+            f"{where} tells of event {number}, impossibly far after {last}: it is damaged. Restore "
+            "a backup."
+        )
+
 
 def file_checksum(example: int, data: bytes) -> int:
     """Checksum of a file and its example."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anytimecl.errors import AnytimeError, StoreError
+from anytimecl.memory.checks import check_number
 from anytimecl.memory.contract import Progress, Row
 from anytimecl.memory.exporting import (
     ABOUT,
@@ -21,9 +22,12 @@ from anytimecl.memory.exporting import (
     pyarrow_parquet,
     schema,
 )
+from anytimecl.memory.journal import checked
 from anytimecl.memory.keys import Used
 from anytimecl.memory.opening import open_memory
 from anytimecl.memory.store import Store
+
+Check = Callable[[Row], None]  # raises for a row that may not be imported
 
 
 class Imported(NamedTuple):
@@ -83,34 +87,43 @@ def import_new(
     to: Path,
     *,
     beside: Callable[[Path], None] = lambda folder: None,
+    check: Check = lambda row: None,
     progress: Progress | None = None,
 ) -> Imported:
     """Recreate the exported memory, with the same ids, in a new folder, atomically."""
     with all_at_once(Path(to)) as part:
         with open_memory(part, create=export.meta) as store:
-            for rows in _rows(export, progress):
+            for rows in _rows(export, progress, check):
                 with store.writing():
                     for example, row in rows:
+                        check_number(example, store.last, "The export")
                         store.last = example - 1  # so that the next number is the same
                         store.add(row)
             with store.writing():
-                for number, kind, data in export.events:
-                    store.journal.write(number, kind, data)
+                for entry in export.events:
+                    store.journal.write(*checked(*entry))
                 for key, used in export.used_keys:
                     store.keys.copy(key, used)
+                check_number(export.last, store.last, "The export")
                 store.last = max(store.last, export.last)
                 store.note("import", {"examples": export.examples})
         beside(part)
     return Imported(export.examples, 0)
 
 
-def import_into(export: Export, store: Store, *, progress: Progress | None = None) -> Imported:
+def import_into(
+    export: Export,
+    store: Store,
+    *,
+    check: Check = lambda row: None,
+    progress: Progress | None = None,
+) -> Imported:
     """Add the examples to a memory of the same model and codec; skips those imported before.
 
     Images that are in the memory are skipped as well: their label there may be a correction.
     """
     new, added = 0, set[int | None]()
-    for rows in _rows(export, progress):
+    for rows in _rows(export, progress, check):
         with store.writing():
             for example, row in rows:
                 keyed = row._replace(key=row.key or _key(example, row))
@@ -138,7 +151,9 @@ def _key(example: int, row: Row) -> str:
     return f"import {hashlib.sha256(about + row.record).hexdigest()}"
 
 
-def _rows(export: Export, progress: Progress | None) -> Iterator[list[tuple[int, Row]]]:
+def _rows(
+    export: Export, progress: Progress | None, check: Check = lambda row: None
+) -> Iterator[list[tuple[int, Row]]]:
     """Batches of examples in order, verified."""
     pq = pyarrow_parquet()
     done = 0
@@ -148,7 +163,14 @@ def _rows(export: Export, progress: Progress | None) -> Iterator[list[tuple[int,
                 if file.metadata.num_rows != expected:
                     raise ValueError(f"{file.metadata.num_rows} examples instead of {expected}")
                 for batch in file.iter_batches(AT_ONCE):
-                    yield [_row(plain) for plain in _plain(batch)]
+                    rows = [_row(plain) for plain in _plain(batch)]
+                    for example, row in rows:
+                        try:
+                            check(row)
+                        except AnytimeError as error:
+                            told = f"{export.folder / name}: example {example}: {error}"
+                            raise StoreError(told) from error
+                    yield rows
                     done += len(batch)
                     if progress is not None:
                         progress(done, export.examples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -78,8 +78,7 @@ class Journal:
 
     def damaged(self) -> list[int]:
         """Numbers of damaged entries."""
-        rows = self._db.execute(_EVENTS)
-        return [row[0] for row in rows if row[3] != text_checksum(*row[:3])]
+        return [row[0] for row in self._db.execute(_EVENTS) if not _is_sound(row)]
 
     def _events(self, which: str, *values: str | int) -> list[Event]:
         rows = self._db.execute(f"{_EVENTS} WHERE {which}", values).fetchall()
@@ -95,4 +94,80 @@ class Journal:
 def _event(number: int, kind: str, text: str, crc: int) -> Event:
     if crc != text_checksum(number, kind, text):
         raise StoreError(f"Event {number} of the memory is damaged: restore a backup.")
-    return Event(number, kind, json.loads(text))
+    try:
+        data = json.loads(text)
+    except ValueError:
+        data = None
+    return checked(number, kind, data)
+
+
+def _is_sound(row: tuple[int, str, str, int]) -> bool:
+    try:
+        _event(*row)
+    except StoreError:
+        return False
+    return True
+
+
+def checked(number: int, kind: str, data: Any) -> Event:
+    """The entry; StoreError if it lacks what replaying it needs, as a forged one may.
+
+    Those of kinds that the memory does not write may have any fields.
+
+    >>> checked(7, "evict", {"example": 2, "label": "cat"}).data["example"]
+    2
+    """
+    if not isinstance(data, dict):
+        raise _forged(number, kind, "no fields")
+    needed = _NEEDED.get(kind)
+    if needed is None:
+        return Event(number, kind, data)
+    for name in dict.fromkeys([*needed, *data]):
+        if name in _FIELDS and not (name in data and _FIELDS[name](data[name])):
+            raise _forged(number, kind, f"no valid {name!r}")
+    return Event(number, kind, data)
+
+
+def _forged(number: int, kind: str, what: str) -> StoreError:
+    return StoreError(
+        f"Event {number} ({kind!r}) of the memory has {what}, and so cannot be replayed: restore a "
+        "backup, or write a memory without it with `anytimecl.memory.rescue`."
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and value > 0
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_number, value))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_text_or_texts(value: Any) -> bool:
+    return _is_text(value) or (isinstance(value, list) and all(map(_is_text, value)))
+
+
+# What was forgotten is deleted from corrections: they need no field.
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "forget": ("examples",),
+    "evict": ("example",),
+    "lost": ("first", "last"),
+    "relabel": (),
+    "merge": (),
+    "rename": (),
+    "withdraw": ("example",),
+}
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "example": _is_number,
+    "examples": _are_numbers,
+    "first": _is_number,
+    "last": _is_number,
+    "undoes": _is_number,
+    "keys": lambda value: isinstance(value, list),
+    "label": _is_text,
+    "before": _is_text_or_texts,
+}

@@ -25,6 +25,7 @@ from anytimecl.memory.store import CACHE_BYTES, Store
 S = TypeVar("S", bound=Store)
 LOCK = "memory.lock"
 MARK = "memory.mark"
+BESIDE = (f"{FILE}-wal", LOCK, MARK, "checkpoint", "prior.safetensors")  # or a classifier's
 
 
 def open_memory(
@@ -55,6 +56,7 @@ def open_memory(
     """
     folder = Path(folder).absolute()  # os.chdir must not change it
     path = folder / FILE
+    refuse_remains(folder)
     if read_only:
         return _open_read_only(_kind, path, cache_bytes)
     if not path.exists() and create is None:
@@ -96,8 +98,9 @@ def open_as(
 
 
 def stored_meta(folder: Path) -> dict[str, str] | None:
-    """The metadata of the memory in a folder, of any version; None if there is none."""
+    """The metadata of the memory in a folder, of any version; None if there never was one."""
     path = Path(folder) / FILE
+    refuse_remains(Path(folder))
     if not path.exists():
         return None
     with telling(path):
@@ -106,6 +109,21 @@ def stored_meta(folder: Path) -> dict[str, str] | None:
             return schema.read_meta(db) if schema.check(db) else None
         finally:
             db.close()
+
+
+def refuse_remains(folder: Path) -> None:
+    """StoreError for a folder whose mark says that there was a memory, and whose database is gone.
+
+    A new memory there would hide the loss.
+    """
+    if (folder / FILE).exists() or not (last := read_mark(folder / MARK)):
+        return
+    rest = ", ".join(name for name in BESIDE if (folder / name).exists())
+    raise StoreError(
+        f"The memory in {shown(folder)} has lost its {FILE}, which held everything up to event "
+        f"{last}; what is still there: {rest}. Restore {FILE}, or the whole folder, from a "
+        "backup; or name another folder; or delete what is still there to start anew."
+    )
 
 
 def refuse_to_replace(folder: Path) -> None:

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from anytimecl.errors import StoreError
-from anytimecl.memory.checks import as_bytes, signed
+from anytimecl.memory.checks import as_bytes
 from anytimecl.memory.database import is_damage
 from anytimecl.memory.stream import EXTENT, LARGEST, Stream
 
@@ -233,7 +233,8 @@ def checksum(
     about = struct.pack("<qqq", example, label, candidates or 0) + (as_bytes(key) if key else b"")
     if time is not None:
         about += struct.pack("<q", time)
-    return signed(zlib.crc32(record, zlib.crc32(about)))
+    crc = zlib.crc32(record, zlib.crc32(about))
+    return crc - (crc >> 31 << 32)  # signed, as SQLite stores it in four bytes
 
 
 @contextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from anytimecl.errors import StoreError
-from anytimecl.memory.contract import Row
+from anytimecl.memory.contract import Progress, Row
 from anytimecl.memory.exporting import all_at_once
 from anytimecl.memory.opening import open_memory, refuse_to_replace
 from anytimecl.memory.store import Store
@@ -24,10 +24,17 @@ class Rescued(NamedTuple):
     left_out: tuple[int, ...]
 
 
-def rescue(store: Store, to: Path) -> Rescued:
+def rescue(
+    store: Store,
+    to: Path,
+    *,
+    beside: Callable[[Path], None] = lambda folder: None,
+    progress: Progress | None = None,
+) -> Rescued:
     """Write everything that can be read, with the same ids, as a new memory in the folder `to`.
 
-    The folder appears atomically, since half of it would look like a memory, too.
+    The folder appears atomically, since half of it would look like a memory, too; `beside` may add
+    files to it before.
 
     >>> import tempfile
     >>> from anytimecl.memory import RamMemory
@@ -38,6 +45,7 @@ def rescue(store: Store, to: Path) -> Rescued:
     """
     refuse_to_replace(to)
     with all_at_once(Path(to)) as part, open_memory(part, create=store.meta) as new:
+        beside(part)
         ids = store.all_ids()
         left_out = []
         with store.reading():
@@ -45,6 +53,8 @@ def rescue(store: Store, to: Path) -> Rescued:
         for at in range(0, len(ids), _AT_ONCE):
             with store.reading(), new.writing():
                 left_out += [e for e in ids[at : at + _AT_ONCE] if not _copy(store, new, e, texts)]
+            if progress is not None:
+                progress(min(at + _AT_ONCE, len(ids)), len(ids))
         with store.reading(), new.writing():
             for number, kind, data in store.journal.sound():
                 new.journal.write(number, kind, data)

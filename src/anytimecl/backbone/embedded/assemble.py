@@ -149,8 +149,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The files of the folder, and how they were made."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        for name, known in manifest["files"].items():
+            if not (isinstance(known["sha256"], str) and isinstance(known["size"], int)):
+                raise ValueError(f"nothing valid about {name}")
+        manifest.setdefault("weights", None)  # of no version
         return manifest
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(
             f"{folder} is not a model that anytimecl made, or it is damaged ({error}). "
             "Delete it and run `anytimecl model fetch embedded`."
