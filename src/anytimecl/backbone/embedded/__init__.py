@@ -130,7 +130,7 @@ def text_side(made: Path) -> tuple[TextEncoder | None, float]:
     """
     if not (made / "text.safetensors").is_file():
         return None, 100.0
-    if assemble.read_manifest(made)["weights"] != assemble.identity():
+    if assemble.read_manifest(made, text_alone=True)["weights"] != assemble.identity():
         raise ModelError(
             f"The text side in {made} was made by another version of anytimecl. "
             "Run `anytimecl model fetch embedded`, which makes a new one."

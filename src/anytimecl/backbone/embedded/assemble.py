@@ -145,11 +145,11 @@ def _whole_trunk(older: Path, wheel: Path, tail_blocks: int) -> ModelProto:
     return smooth(cut(read_source(wheel), cut_point(tail_blocks)))
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The files of the folder, and how they were made."""
+def read_manifest(folder: Path, *, text_alone: bool = False) -> dict[str, Any]:
+    """The files of the folder, and how they were made; a text side alone names no files."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        for name, known in manifest["files"].items():
+        for name, known in ({} if text_alone else manifest["files"]).items():
             if not (isinstance(known["sha256"], str) and isinstance(known["size"], int)):
                 raise ValueError(f"nothing valid about {name}")
         manifest.setdefault("weights", None)  # of no version
